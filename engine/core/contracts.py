@@ -1,0 +1,280 @@
+"""The Protocols by which stages meet. A stage imports these, never a sibling stage.
+
+A component's constructor takes its configuration alone (keyword-only, no defaults) and does nothing. `start` does the
+heavy work and takes the collaborators it needs; `stop` is idempotent and safe to call at any time.
+"""
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from engine.core.errors import ConfigError
+from engine.core.records import (
+    Batch,
+    Endpoint,
+    ExecResult,
+    Exchange,
+    Finding,
+    Generation,
+    ImageSpec,
+    Launch,
+    ModelInfo,
+    Mount,
+    Patch,
+    SandboxSpec,
+    Segment,
+    Task,
+    Termination,
+    Trial,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Say = Callable[[str], None]
+"""Takes one line of progress for a person."""
+
+
+@runtime_checkable
+class Preparable(Protocol):
+    """A component that needs something built once on this machine (image, runtime, tasks, weights)."""
+
+    def problems(self) -> Sequence[ConfigError]:
+        """What is missing or wrong on this machine, in under a second and without heavy imports; empty when ready."""
+        ...
+
+    async def prepare(self, say: Say) -> None:
+        """Build what is missing; does nothing when all is there; an interrupted build leaves nothing half-made."""
+        ...
+
+
+class ImageStore(Protocol):
+    """Content-addressed images and runtimes in the user's cache."""
+
+    def path(self, spec: ImageSpec) -> Path:
+        """Where the built image is or would be; `(path / ".complete")` exists once it is whole."""
+        ...
+
+    async def build(self, spec: ImageSpec, say: Say) -> Path:
+        """Build unless present; returns `path(spec)`."""
+        ...
+
+
+class Sandbox(Protocol):
+    """One started sandbox: a file system, processes, no network but loopback."""
+
+    async def exec(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        cwd: str,
+        timeout_s: float,
+        stdin: bytes,
+    ) -> ExecResult:
+        """Run a command to its end. A non-zero exit is a result; only a broken sandbox raises SandboxError."""
+        ...
+
+    async def write(self, files: Mapping[str, bytes]) -> None:
+        """Write files (absolute sandbox path → contents), making parent folders; owned by the sandbox's user."""
+        ...
+
+    async def upload(self, source: Path, target: str) -> None:
+        """Copy a host folder's contents into a sandbox folder."""
+        ...
+
+    async def download(self, source: str, target: Path) -> None:
+        """Copy a sandbox folder's contents into a new host folder, links kept as links and never followed.
+
+        Runs nothing inside the sandbox, so it is right to call after `kill`."""
+        ...
+
+    async def read(self, path: str, limit: int) -> bytes | None:
+        """Contents of a regular file (never through a link), at most `limit` bytes; None when there is none."""
+        ...
+
+    async def listen(self, port: int) -> socket.socket:
+        """A listening socket on 127.0.0.1:port *inside* the sandbox's network namespace, served by the caller."""
+        ...
+
+    async def kill(self) -> int:
+        """Kill every process of the sandbox; returns how many outlived the last command. Files stay."""
+        ...
+
+    async def stop(self) -> None:
+        """Remove all of it: processes, mounts, files."""
+        ...
+
+
+class SandboxRuntime(Preparable, Protocol):
+    """Makes sandboxes."""
+
+    async def start(self, images: ImageStore, owner: str) -> None:
+        """`owner` names the run: everything that is started carries it, so that it can be reaped."""
+        ...
+
+    async def create(self, spec: SandboxSpec) -> Sandbox: ...
+
+    async def stop(self) -> None: ...
+
+
+class Harness(Protocol):
+    """An adapter for one unmodified agent program."""
+
+    name: str
+    max_turns: int
+    """LLM calls after which the proxy ends the trial; the harness's own limit is set alike."""
+
+    def runtime(self) -> ImageSpec:
+        """The self-contained runtime that is mounted at `runtime_target`."""
+        ...
+
+    def mount(self, images: ImageStore) -> Mount: ...
+
+    def problems(self, images: ImageStore) -> Sequence[ConfigError]: ...
+
+    def launch(self, task: Task, endpoint: Endpoint) -> Launch: ...
+
+    def judge(self, result: ExecResult, report: bytes | None) -> tuple[Termination, str]:
+        """From the exit status and the launcher's own report file to a termination and one line of reason.
+
+        Raises HarnessError when the harness failed for reasons that are not the model's."""
+        ...
+
+    @property
+    def report_path(self) -> str:
+        """Absolute sandbox path of the report that the launcher writes at its end."""
+        ...
+
+
+class Inference(Preparable, Protocol):
+    """A token-in, token-out engine."""
+
+    async def start(self, model: ModelInfo, directory: Path) -> None:
+        """Start serving `model`; logs and scratch files go under `directory`."""
+        ...
+
+    async def generate(
+        self,
+        prompt_ids: "NDArray[np.int32]",
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int,
+        stop_token_ids: Sequence[int],
+        routed_start: int,
+        session: str,
+    ) -> Generation:
+        """Sample one continuation. `session` names the trial. Raises InferenceError."""
+        ...
+
+    async def score(self, token_ids: "NDArray[np.int32]") -> "NDArray[np.float32]":
+        """log p(token i+1 | tokens ≤ i) at temperature 1: float32 [n - 1]. For the probe after a weight update."""
+        ...
+
+    async def update_weights(self, weights: Path, version: int) -> None:
+        """Load a safetensors file of Hugging Face names; drops every prefix cache; later tokens carry `version`."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+class Session(Protocol):
+    """The proxy's side of one trial."""
+
+    endpoint: Endpoint
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Serve this trial, and no other, on a listening socket."""
+        ...
+
+    async def close(self) -> tuple[tuple[Exchange, ...], tuple[Segment, ...], Termination | None]:
+        """Stop serving; return what was captured, and why the proxy itself ended the trial, if it did."""
+        ...
+
+
+class Proxy(Protocol):
+    """Speaks the harness's protocol in front of a token engine."""
+
+    async def start(self, model: ModelInfo, inference: Inference) -> None: ...
+
+    def open(self, trial: Trial, harness: Harness, port: int) -> Session: ...
+
+    async def stop(self) -> None: ...
+
+
+class TaskPool(Preparable, Protocol):
+    """A list of tasks."""
+
+    def load(self) -> tuple[Task, ...]: ...
+
+    def images(self) -> tuple[ImageSpec, ...]:
+        """Images that the tasks need; known without the tasks being built."""
+        ...
+
+
+class Defense(Protocol):
+    """One defence: it acts in one or more phases of a trial, fails closed, and says what it did."""
+
+    name: str
+
+    async def setup(self, task: Task, tree: Path) -> Sequence[Finding]:
+        """On the host, over the staged copy of the repository, before it enters the sandbox."""
+        ...
+
+    async def settle(self, task: Task, sandbox: Sandbox) -> Sequence[Finding]:
+        """After the harness ended, before anything is read from the sandbox."""
+        ...
+
+    def extract(self, task: Task, tree: Path, patch: Patch) -> tuple[Patch, Sequence[Finding]]:
+        """Filter the patch made from the agent's tree (a downloaded host copy)."""
+        ...
+
+
+class Verifier(Protocol):
+    """Grades a patch in a fresh sandbox."""
+
+    def toolchain(self) -> ImageSpec: ...
+
+    async def grade(self, task: Task, patch: Patch, runtime: SandboxRuntime, images: ImageStore, name: str) -> Verdict:
+        """Raises GraderError when there can be no verdict."""
+        ...
+
+
+class Model(Preparable, Protocol):
+    """A model made by the project or found on disk."""
+
+    def info(self) -> ModelInfo: ...
+
+
+class Trainer(Protocol):
+    """Recomputes log-probabilities, replays routing, updates weights. Synchronous: call it from a worker thread."""
+
+    def start(self, model: ModelInfo, seed: int) -> None: ...
+
+    def step(self, batch: Batch) -> Mapping[str, Any]:
+        """One optimisation step over a batch.
+
+        Returns flat float metrics, and under `old_logprobs` a list of float32 [n] per row: the recomputed
+        log-probability of each token (0 at position 0)."""
+        ...
+
+    def score(self, token_ids: "NDArray[np.int32]") -> "NDArray[np.float32]":
+        """As `Inference.score`, by the trainer's current weights, routing free."""
+        ...
+
+    def export(self, path: Path) -> None:
+        """Write the weights as one safetensors file with Hugging Face names."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write weights, optimiser, scheduler and RNG; the folder appears whole or not at all."""
+        ...
+
+    def load(self, directory: Path) -> None: ...
+
+    def stop(self) -> None: ...

@@ -1,0 +1,469 @@
+"""The records that flow from stage to stage; their order tells the pipeline.
+
+Task → Trial → Exchange → Segment → Trajectory → Verdict → Group → Row → Batch → StepRecord
+
+Frozen and keyword-only: a stage makes new records, it never changes one. Arrays are numpy, named in the docstring
+under each field as `dtype [shape]`; `core` itself imports only the standard library.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Split = Literal["train", "validation"]
+
+
+# ---------------------------------------------------------------- tasks and images
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSpec:
+    """A root file system or a folder of Python packages that can be built once and mounted read-only."""
+
+    name: str
+    """Human name, for example `task-base`; the content digest is added by the image store."""
+    suite: str | None
+    """Debian suite to bootstrap (`bookworm`, `trixie`); None: a plain folder of Python packages (`pip --target`)."""
+    packages: tuple[str, ...]
+    """Debian packages beside the minimal base."""
+    pip: tuple[str, ...]
+    """Pinned requirements; with a suite they go into the virtual environment `/opt/venv` of the root."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChange:
+    """One file of a patch, by contents."""
+
+    path: str
+    """POSIX path relative to the repository's root."""
+    before: bytes | None
+    """Contents at the base; None: the file is new."""
+    after: bytes | None
+    """Contents after; None: the file is deleted."""
+    executable: bool = False
+    """Whether the new file carries the execute bit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """What an agent (or a reference) changed, by contents: it applies exactly or not at all."""
+
+    changes: tuple[FileChange, ...]
+    diff: str
+    """Unified diff of the same changes, for people."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(change.path for change in self.changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One problem: a repository with a bug, an issue text, and withheld tests that judge a fix."""
+
+    id: str
+    directory: Path
+    """The Harbor-format directory on the host."""
+    instruction: str
+    """What the agent is told (issue text)."""
+    split: Split
+    fingerprint: str
+    """sha256 over all that decides the task: tree, tests, instruction, test ids."""
+    image: ImageSpec
+    """The root file system that the agent and the grader work in."""
+    workdir: str
+    """Absolute path of the repository inside the sandbox."""
+    repository: Path
+    """Host folder: the tree that the agent receives; holds no withheld test."""
+    tests: Path
+    """Host folder: the grader's version of `test_paths`; never enters the agent's sandbox."""
+    test_paths: tuple[str, ...]
+    """Repository-relative paths that belong to the grader: wholly replaced before grading."""
+    python_path: tuple[str, ...]
+    """Repository-relative folders that go on sys.path when tests run (`.`, `src`)."""
+    fail_to_pass: tuple[str, ...]
+    """pytest node ids that fail on the base and must pass."""
+    pass_to_pass: tuple[str, ...]
+    """pytest node ids that pass on the base and must still pass."""
+    reference: Patch | None
+    """The known fix; None where the source has none."""
+    agent_timeout_s: float
+    grade_timeout_s: float
+    memory_mb: int
+    cpus: float
+
+
+# ---------------------------------------------------------------- trials
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialKey:
+    """Names one trial for ever: same key, same trial."""
+
+    run: str
+    epoch: int
+    task: str
+    sample: int
+    """Index within the task's group of rollouts, from 0."""
+    attempt: int
+    """0, then one more for each retry after an infrastructure failure."""
+
+    def __str__(self) -> str:
+        return f"e{self.epoch}-{self.task}-s{self.sample}-a{self.attempt}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One attempt of one harness at one task, as planned."""
+
+    key: TrialKey
+    task: Task
+    harness: str
+    """Key under `harnesses` of the configuration."""
+    policy_version: int
+    """Version of the weights when the trial starts."""
+    seed: int
+    """Seed of everything random in the trial; sampling of turn n uses `seed + n`."""
+    temperature: float
+    top_p: float
+    split: Split
+
+
+class Termination(StrEnum):
+    """Why a trial ended. `excluded` ones give no gradient, no KL and no place in a denominator."""
+
+    AGENT_COMPLETED = "agent_completed"
+    MAX_TURNS = "max_turns"
+    CONTEXT_OVERFLOW = "context_overflow"
+    TOKEN_BUDGET = "token_budget"
+    NO_PROGRESS = "no_progress"
+    AGENT_OOM = "agent_oom"
+    AGENT_TIMEOUT = "agent_timeout"
+    SETUP_FAILED = "setup_failed"
+    SANDBOX_LOST = "sandbox_lost"
+    HARNESS_FAILED = "harness_failed"
+    ENGINE_ERROR = "engine_error"
+    GRADER_FAILED = "grader_failed"
+
+    @property
+    def excluded(self) -> bool:
+        return self in _EXCLUDED
+
+    @property
+    def retryable(self) -> bool:
+        """Infrastructure failures are tried again; the agent's own wall clock is not."""
+        return self in _EXCLUDED and self is not Termination.AGENT_TIMEOUT
+
+
+_EXCLUDED = frozenset(
+    {
+        Termination.AGENT_TIMEOUT,
+        Termination.SETUP_FAILED,
+        Termination.SANDBOX_LOST,
+        Termination.HARNESS_FAILED,
+        Termination.ENGINE_ERROR,
+        Termination.GRADER_FAILED,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a defence saw or did."""
+
+    stage: str
+    """Name of the defence."""
+    phase: str
+    """setup, agent, extract or grade."""
+    detail: str
+    """One line for a person."""
+    paths: tuple[str, ...] = ()
+
+
+# ---------------------------------------------------------------- tokens
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Generation:
+    """What the inference engine answered to one prompt; exactly the engine's raw output."""
+
+    token_ids: "NDArray[np.int32]"
+    """int32 [sampled]; includes the stop token where one was sampled."""
+    logprobs: "NDArray[np.float32]"
+    """float32 [sampled]; natural log under the sampling distribution (temperature and top-p applied)."""
+    finish_reason: Literal["stop", "length", "abort"]
+    policy_versions: "NDArray[np.int32]"
+    """int32 [sampled]; version of the weights that sampled each token."""
+    routed_experts: "NDArray[Any] | None"
+    """uint8|uint16 [prompt + sampled - 1 - routed_start, layers, top_k]; None for dense models."""
+    routed_start: int
+    """Position of the first routed row within prompt + sampled."""
+    cached_tokens: int
+    """Prompt tokens that came from the prefix cache."""
+
+
+ExchangeKind = Literal["policy", "side", "discarded"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Exchange:
+    """One LLM call: its parent and only what it adds to the parent's token stream."""
+
+    id: str
+    """Unique within the trial: `x0`, `x1`, … in order of arrival."""
+    parent: str | None
+    """The exchange whose whole stream (prompt and sampled) this one's prompt begins with; None opens a root."""
+    kind: ExchangeKind
+    """policy: trained; side: recorded only; discarded: a lost turn that was replaced by a retry."""
+    protocol: str
+    """Wire protocol: `openai_chat`, …"""
+    request: str
+    """The request body as it came (JSON text)."""
+    response: str
+    """The response body that was sent (JSON text); empty when it failed."""
+    prompt_ids: "NDArray[np.int32]"
+    """int32 [new]; prompt ids beyond the parent's stream."""
+    prompt_length: int
+    """Length of the whole prompt: the parent's stream plus `prompt_ids`."""
+    sampled_ids: "NDArray[np.int32]"
+    """int32 [sampled]."""
+    logprobs: "NDArray[np.float32]"
+    """float32 [sampled]."""
+    policy_versions: "NDArray[np.int32]"
+    """int32 [sampled]."""
+    routed_experts: "NDArray[Any] | None"
+    """uint8|uint16 [rows, layers, top_k]: rows for positions `routed_start …` of this exchange's stream."""
+    routed_start: int
+    finish_reason: str
+    error: str
+    """Empty, or why the call failed (one line)."""
+    started_s: float
+    """Unix time when the request arrived."""
+    queued_s: float
+    """Seconds from arrival to the engine's call."""
+    generate_s: float
+    """Seconds in the engine."""
+    cached_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Segment:
+    """One append-only token stream: a root-to-leaf path of the conversation tree."""
+
+    exchanges: tuple[str, ...]
+    """Ids of the exchanges along the path."""
+    token_ids: "NDArray[np.int32]"
+    """int32 [n]."""
+    target: "NDArray[np.bool_]"
+    """bool [n]; True where the policy sampled the token and this segment is the first that holds it."""
+    logprobs: "NDArray[np.float32]"
+    """float32 [n]; captured log-probability, 0 where `target` is False."""
+    policy_versions: "NDArray[np.int32]"
+    """int32 [n]; -1 where `target` is False."""
+    routed_experts: "NDArray[Any] | None"
+    """uint8|uint16 [n - 1, layers, top_k]: row i is the routing of position i; the last token has no row."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trajectory:
+    """All that one trial left behind, before it is judged."""
+
+    trial: Trial
+    exchanges: tuple[Exchange, ...]
+    segments: tuple[Segment, ...]
+    termination: Termination
+    reason: str
+    """One line: what the harness or the failure said."""
+    timings: Mapping[str, float]
+    """Seconds per stage: create, setup, agent, extract, grade, …"""
+    patch: Patch | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(int(segment.target.sum()) for segment in self.segments)
+
+
+# ---------------------------------------------------------------- judgement
+
+Outcome = Literal["passed", "failed", "error", "skipped", "xfailed", "xpassed", "missing"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestResult:
+    """One test id of the task and what became of it."""
+
+    __test__ = False
+
+    id: str
+    kind: Literal["fail_to_pass", "pass_to_pass"]
+    outcome: Outcome
+    ok: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A reward and its evidence. There is no verdict where grading itself broke (GraderError)."""
+
+    reward: float
+    resolved: bool
+    tests: tuple[TestResult, ...]
+    evidence: str
+    """The last lines of the grader's output, and why the reward is what it is."""
+    findings: tuple[Finding, ...]
+    grade_s: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scored:
+    """A trajectory and its verdict; excluded trajectories have none."""
+
+    trajectory: Trajectory
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Group:
+    """All rollouts of one task in one step; statistics are taken over the kept ones only."""
+
+    task: str
+    kept: tuple[Scored, ...]
+    excluded: tuple[Scored, ...]
+    advantages: tuple[float, ...]
+    """One per kept trajectory."""
+
+
+# ---------------------------------------------------------------- training
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Row:
+    """One training sequence: one segment with its trajectory's advantage."""
+
+    trajectory: int
+    """Index of the trajectory within the batch: rows that share it share ratio and denominator."""
+    token_ids: "NDArray[np.int32]"
+    """int32 [n]."""
+    target: "NDArray[np.bool_]"
+    """bool [n]."""
+    captured_logprobs: "NDArray[np.float32]"
+    """float32 [n]."""
+    policy_versions: "NDArray[np.int32]"
+    """int32 [n]."""
+    routed_experts: "NDArray[Any] | None"
+    """uint8|uint16 [n - 1, layers, top_k]."""
+    advantage: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """All rows of one optimisation step."""
+
+    step: int
+    policy_version: int
+    """Version of the trainer's weights before the update."""
+    rows: tuple[Row, ...]
+    trajectories: int
+    """Number of kept trajectories: the loss's outer denominator."""
+    temperature: float
+    """Rollout temperature: trainer log-probabilities are taken at the same one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """What one optimisation step did; one row of `steps.parquet`."""
+
+    step: int
+    policy_version: int
+    """Version after the update."""
+    metrics: Mapping[str, float]
+    """Flat names with `/`: `reward/mean`, `alignment/pearson_r`, `loss/policy`, `time/train_s`, …"""
+
+
+# ---------------------------------------------------------------- model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """A model on disk: a Hugging Face checkpoint folder and what other stages must know about it."""
+
+    name: str
+    path: Path
+    """Folder with config.json, safetensors and the tokenizer's files."""
+    renderer: str
+    """Name of the message renderer (`qwen3`, …) that turns messages into ids and back."""
+    max_context: int
+    """Tokens of prompt and response together."""
+    num_layers: int
+    """Routed (MoE) layers; 0 for dense models."""
+    top_k: int
+    """Experts per token; 0 for dense models."""
+    dtype: str
+    """float32 or bfloat16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecResult:
+    """A finished command in a sandbox."""
+
+    exit_code: int
+    """-1 when it was stopped by the timeout."""
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool
+    oom_killed: bool
+    duration_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A host folder seen read-only inside a sandbox."""
+
+    source: Path
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxSpec:
+    """What a sandbox must be; the same for every runtime."""
+
+    name: str
+    """Unique label, for example the trial's key: used for the container's name and for reaping."""
+    image: ImageSpec
+    mounts: tuple[Mount, ...]
+    workdir: str
+    environment: Mapping[str, str]
+    memory_mb: int
+    cpus: float
+    pids: int
+    disk_mb: int
+    """Size of what may be written; 0: not limited."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """Where a harness inside a sandbox finds its model."""
+
+    base_url: str
+    """`http://127.0.0.1:PORT/t/TRIAL`, without the protocol's own suffix."""
+    api_key: str
+    """Token of this trial alone."""
+    model: str
+    """Model name to ask for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How to start a harness for one trial."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    cwd: str
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Absolute sandbox path → contents, written before the start (configuration, prompt); outside the repository."""
