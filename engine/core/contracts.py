@@ -13,8 +13,8 @@ from engine.core.errors import ConfigError
 from engine.core.records import (
     Batch,
     Endpoint,
-    ExecResult,
     Exchange,
+    ExecResult,
     Finding,
     Generation,
     ImageSpec,
@@ -251,10 +251,32 @@ class Model(Preparable, Protocol):
     def info(self) -> ModelInfo: ...
 
 
+class Advantage(Protocol):
+    """Rewards of one group → one advantage per kept trajectory."""
+
+    def __call__(self, rewards: Sequence[float]) -> tuple[float, ...]: ...
+
+
+class Algorithm(Protocol):
+    """What the optimiser minimises. The trainer sees per-token streams, never an algorithm's name."""
+
+    advantage: Advantage
+
+    def loss(self, streams: Any) -> tuple[Any, Mapping[str, float]]:
+        """From `engine.train.streams.Streams` (torch) to a scalar tensor and metrics."""
+        ...
+
+
+class RoutingReplay(Protocol):
+    """Whether captured expert routing is replayed in the trainer's forward passes."""
+
+    enabled: bool
+
+
 class Trainer(Protocol):
     """Recomputes log-probabilities, replays routing, updates weights. Synchronous: call it from a worker thread."""
 
-    def start(self, model: ModelInfo, seed: int) -> None: ...
+    def start(self, model: ModelInfo, algorithm: Algorithm, replay: RoutingReplay, seed: int) -> None: ...
 
     def step(self, batch: Batch) -> Mapping[str, Any]:
         """One optimisation step over a batch.
