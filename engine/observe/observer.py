@@ -1,0 +1,83 @@
+"""What a person sees of a run while it goes on: progress, TensorBoard, alarms. Reads records, changes nothing."""
+
+import time
+from typing import Any
+
+from engine.core.records import Scored, StepRecord
+from engine.observe.progress import ProgressView, make_progress
+from engine.store.layout import Layout
+from engine.store.writer import Writer
+
+
+class Observer:
+    """Configured by the group `observe`."""
+
+    def __init__(self, *, tensorboard: bool, progress_interval_s: float, correlation_alarm: float) -> None:
+        self.tensorboard = tensorboard
+        self.progress_interval_s = progress_interval_s
+        self.correlation_alarm = correlation_alarm
+        self._progress: ProgressView | None = None
+        self._board: Any = None
+
+    def start(self, layout: Layout) -> None:
+        """Begin to show; opens the TensorBoard file."""
+        self._progress = make_progress(self.progress_interval_s)
+        self._progress.__enter__()
+        if self.tensorboard:
+            from engine.observe.tensorboard import TensorBoard
+
+            self._board = TensorBoard(layout.tensorboard)
+
+    def say(self, line: str) -> None:
+        """Show one line that stays."""
+        if self._progress is not None:
+            self._progress.say(line)
+
+    def phase(self, name: str, done: int, total: int, note: str) -> None:
+        """Show the current phase."""
+        if self._progress is not None:
+            self._progress.phase(name, done, total, note)
+
+    def trials(self, name: str, done: list[Scored], total: int) -> None:
+        """Show how far a rollout is; `done` holds the last attempt of each finished trial."""
+        kept = [scored.verdict.reward for scored in done if scored.verdict is not None]
+        note = f"kept {len(kept)}, excluded {len(done) - len(kept)}"
+        if kept:
+            note += f", reward {sum(kept) / len(kept):.2f}"
+        self.phase(name, len(done), total, note)
+
+    def step(self, record: StepRecord, steps: int, writer: Writer) -> None:
+        """Show a finished step, and raise an alarm where rollout and trainer part."""
+        metrics = record.metrics
+        if self._board is not None:
+            self._board.step(record, time.time())
+        shown = " · ".join(
+            f"{label} {metrics[name]:{form}}"
+            for label, name, form in (
+                ("reward", "reward/mean", ".3f"),
+                ("loss", "loss/total", ".2e"),
+                ("grad", "train/grad_norm", ".2e"),
+                ("r", "alignment/pearson_r", ".6f"),
+                ("max|Δlogp|", "alignment/max_abs_dlogp", ".1e"),
+                ("probe", "probe/max_abs_dlogp", ".1e"),
+                ("held-out", "validation/reward", ".3f"),
+            )
+            if name in metrics
+        )
+        self.say(f"step {record.step + 1}/{steps} done · {shown}")
+        correlation = metrics.get("alignment/pearson_r")
+        if correlation is not None and correlation < self.correlation_alarm:
+            writer.alert("correlation", {"step": record.step, "pearson_r": correlation})
+            self.say(
+                f"ALARM: rollout-to-trainer correlation {correlation:.4f} is below "
+                f"observe.correlation_alarm={self.correlation_alarm}"
+            )
+
+    def stop(self) -> None:
+        """Stop showing; safe to call twice."""
+        if self._progress is not None:
+            self._progress.__exit__(None, None, None)
+            self._progress = None
+        if self._board is not None:
+            self._board.close()
+            self._board = None

@@ -1,0 +1,93 @@
+"""`summary.json`: what a run came to, computed from the store alone."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.core.records import StepRecord
+from engine.store.reader import Reader
+
+
+def slope_t(values: Sequence[float]) -> float | None:
+    """t statistic of the slope of `values` over their index (ordinary least squares).
+
+    None where it is not defined: fewer than three values, or values on one straight line.
+    """
+    count = len(values)
+    if count < 3:
+        return None
+    x = np.arange(count, dtype=np.float64)
+    y = np.asarray(values, dtype=np.float64)
+    x -= x.mean()
+    spread = float((x**2).sum())
+    slope = float((x * (y - y.mean())).sum()) / spread
+    residual = float(((y - y.mean() - slope * x) ** 2).sum())
+    if residual <= 1e-18:
+        return None
+    return slope / float(np.sqrt(residual / (count - 2) / spread))
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """Median and 90th percentile, in the unit of the values."""
+    return {"p50": float(np.percentile(values, 50)), "p90": float(np.percentile(values, 90))}
+
+
+def _series(steps: Sequence[StepRecord], name: str) -> list[float]:
+    return [record.metrics[name] for record in steps if name in record.metrics]
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None
+
+
+def summarise(reader: Reader, wall_s: float) -> dict[str, Any]:
+    """The contract's summary: counts every attempt that was started, in training and in validation."""
+    steps = reader.steps()
+    rewards = _series(steps, "reward/mean")
+    started = kept = 0
+    excluded: Counter[str] = Counter()
+    stages: dict[str, list[float]] = {}
+    for step in range(len(steps)):
+        for split in ("train", "validation"):
+            for row in reader.rows(step, split):
+                started += 1
+                if row["excluded"]:
+                    excluded[row["termination"]] += 1
+                else:
+                    kept += 1
+                for name, seconds in row["timings"]:
+                    stages.setdefault(name, []).append(seconds)
+    gaps = _series(steps, "alignment/max_abs_dlogp")
+    return {
+        "steps": len(steps),
+        "trials": {"started": started, "kept": kept, "excluded": dict(excluded)},
+        "reward": {
+            "first": rewards[0] if rewards else None,
+            "last": rewards[-1] if rewards else None,
+            "slope_t": slope_t(rewards),
+            "by_step": rewards,
+        },
+        "validation": _validation(steps),
+        "alignment": {
+            "pearson_r_median": _median(_series(steps, "alignment/pearson_r")),
+            "kl_median": _median(_series(steps, "alignment/kl")),
+            "max_abs_dlogp": max(gaps) if gaps else None,
+        },
+        "tokens": {
+            "sampled": int(sum(_series(steps, "tokens/sampled"))),
+            "trained": int(sum(_series(steps, "tokens/trained"))),
+        },
+        "stages": {name: quantiles(values) for name, values in sorted(stages.items())},
+        "wall_s": wall_s,
+    }
+
+
+def _validation(steps: Sequence[StepRecord]) -> Mapping[str, float]:
+    """Mean held-out reward by the number of steps trained when it was measured."""
+    return {
+        str(record.step + 1): record.metrics["validation/reward"]
+        for record in steps
+        if "validation/reward" in record.metrics
+    }

@@ -1,0 +1,105 @@
+"""Which trials a step consists of. A pure function of configuration and step number, so a restart plans the same.
+
+Epochs are reshuffled by seed and epoch; the incomplete last batch of an epoch is dropped (or kept, by configuration).
+"""
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.core.errors import ConfigError
+from engine.core.records import Split, Task, Trial, TrialKey
+from engine.run.settings import Schedule
+
+
+def derived_seed(seed: int, *parts: object) -> int:
+    """A 31-bit seed from the run's seed and any naming parts; equal parts, equal seed."""
+    text = "/".join(str(part) for part in (seed, *parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn in one split."""
+
+    temperature: float
+    top_p: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All steps of a run."""
+
+    run: str
+    seed: int
+    schedule: Schedule
+    tasks: tuple[Task, ...]
+    harnesses: tuple[str, ...]
+    """Harness names; sample i of a group uses harness i modulo their number."""
+    rollout: Sampling
+
+    @property
+    def training(self) -> list[Task]:
+        return [task for task in self.tasks if task.split == "train"]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in one pass over the training tasks."""
+        whole, rest = divmod(len(self.training), self.schedule.prompts_per_step)
+        return whole + (1 if rest and not self.schedule.drop_last else 0)
+
+    @property
+    def steps(self) -> int:
+        """Optimisation steps of the whole run."""
+        planned = self.schedule.epochs * self.steps_per_epoch
+        return planned if self.schedule.steps is None else min(planned, self.schedule.steps)
+
+    def check(self) -> None:
+        """Raise ConfigError when there is nothing to train on."""
+        if self.steps > 0:
+            return
+        raise ConfigError(
+            "schedule.prompts_per_step",
+            self.schedule.prompts_per_step,
+            f"the pool has {len(self.training)} training tasks, so no batch is ever full",
+            "lower it, add tasks, or set schedule.drop_last=false",
+        )
+
+    def batch(self, step: int) -> list[Task]:
+        """Training tasks of a step."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        order = sorted(self.training, key=lambda task: task.id)
+        random.Random(derived_seed(self.seed, "epoch", epoch)).shuffle(order)  # noqa: S311
+        width = self.schedule.prompts_per_step
+        return order[index * width : (index + 1) * width]
+
+    def trials(self, step: int, version: int) -> list[Trial]:
+        """Training trials of a step, grouped by task, at attempt 0."""
+        return self._trials(self.batch(step), step, version, "train", self.schedule.rollouts_per_prompt, self.rollout)
+
+    def validation(self, step: int, version: int) -> list[Trial]:
+        """Validation trials that follow a step."""
+        held_out = sorted((task for task in self.tasks if task.split == "validation"), key=lambda task: task.id)
+        sampling = Sampling(temperature=self.schedule.validation_temperature, top_p=self.schedule.validation_top_p)
+        chosen = held_out[: self.schedule.validation_prompts]
+        return self._trials(chosen, step, version, "validation", self.schedule.validation_samples, sampling)
+
+    def _trials(
+        self, tasks: Sequence[Task], step: int, version: int, split: Split, samples: int, sampling: Sampling
+    ) -> list[Trial]:
+        epoch = step // self.steps_per_epoch
+        return [
+            Trial(
+                key=TrialKey(run=self.run, epoch=epoch, task=task.id, sample=sample, attempt=0),
+                task=task,
+                harness=self.harnesses[sample % len(self.harnesses)],
+                policy_version=version,
+                seed=derived_seed(self.seed, split, step, task.id, sample),
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                split=split,
+            )
+            for task in tasks
+            for sample in range(samples)
+        ]

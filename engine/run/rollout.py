@@ -1,0 +1,55 @@
+"""Runs the trials of one step.
+
+Consumes: planned trials. Produces: one `Scored` per trial, kept in the store the moment it is finished. Waits for: a
+free place (`concurrency`). Infrastructure failures are tried again, at most `max_attempts` times in all; each attempt
+has its own key and its own file. Trials that an earlier start of the same run finished are read, not run again.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from engine.core.records import Scored, Trial
+from engine.run.settings import Schedule
+from engine.run.trial import Workshop, run_trial
+from engine.store.reader import Reader
+from engine.store.writer import Writer
+
+OnDone = Callable[[Scored], None]
+
+
+class Rollout:
+    """Samples and grades trials."""
+
+    def __init__(self, shop: Workshop, schedule: Schedule, reader: Reader, writer: Writer) -> None:
+        self._shop = shop
+        self._schedule = schedule
+        self._reader = reader
+        self._writer = writer
+
+    async def run(self, step: int, trials: Sequence[Trial], on_done: OnDone) -> list[Scored]:
+        """The final attempt of each trial, in the order of `trials`; `on_done` hears of every attempt."""
+        places = asyncio.Semaphore(self._schedule.concurrency)
+
+        async def one(trial: Trial) -> Scored:
+            async with places:
+                return await self._attempts(step, trial, on_done)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(one(trial)) for trial in trials]
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from several
+        return [task.result() for task in running]
+
+    async def _attempts(self, step: int, trial: Trial, on_done: OnDone) -> Scored:
+        for attempt in range(self._schedule.max_attempts):
+            tried = replace(trial, key=replace(trial.key, attempt=attempt))
+            scored = self._reader.trial(step, tried)
+            if scored is None:
+                scored = await run_trial(tried, self._shop)
+                self._writer.trial(step, scored)
+            on_done(scored)
+            if not scored.trajectory.termination.retryable:
+                break
+        return scored

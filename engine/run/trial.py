@@ -1,0 +1,221 @@
+"""One trial: task → sandbox + harness ⇄ proxy → patch → fresh sandbox → verdict.
+
+Invariant: a trial that was started always yields a `Scored`; whatever broke around the agent excludes it, with its
+reason, and is never a reward of 0. Errors that are not the project's own (bugs) pass through and stop the run.
+"""
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from engine.core.contracts import Defense, Harness, ImageStore, Proxy, Sandbox, SandboxRuntime, Session, Verifier
+from engine.core.errors import EnvironmentFailure, GraderError, HarnessError, SandboxError
+from engine.core.records import (
+    Finding,
+    Patch,
+    SandboxSpec,
+    Scored,
+    Task,
+    Termination,
+    Trajectory,
+    Trial,
+)
+from engine.defense.patch_by_contents import make_patch
+
+PORT = 8080
+"""Port on the sandbox's own loopback where the harness finds its model."""
+REPORT_LIMIT = 1 << 20
+"""Bytes of the harness's report that are read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workshop:
+    """Everything started that a trial needs."""
+
+    images: ImageStore
+    sandboxes: SandboxRuntime
+    proxy: Proxy
+    harnesses: Mapping[str, Harness]
+    defenses: Sequence[Defense]
+    verifier: Verifier
+    scratch: Path
+    """Host folder for staged and downloaded trees."""
+    pids: int
+    disk_mb: int
+
+
+@dataclass(kw_only=True)
+class _Notes:
+    """What a trial gathers on its way."""
+
+    timings: dict[str, float] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    launched_s: float | None = None
+    """Unix time at which the harness was started."""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.timings[name] = time.monotonic() - begun
+
+
+async def run_trial(trial: Trial, shop: Workshop) -> Scored:
+    """Run one trial to its end and grade it."""
+    shop.scratch.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{trial.key}-", dir=shop.scratch))
+    notes = _Notes()
+    try:
+        trajectory = await _agent_phase(trial, shop, folder, notes)
+        if trajectory.termination.excluded or trajectory.patch is None:
+            return Scored(trajectory=trajectory, verdict=None)
+        return await _grade_phase(trajectory, trajectory.patch, shop, notes)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, True)
+
+
+async def _agent_phase(trial: Trial, shop: Workshop, folder: Path, notes: _Notes) -> Trajectory:
+    harness = shop.harnesses[trial.harness]
+    session = shop.proxy.open(trial, harness, PORT)
+    sandbox: Sandbox | None = None
+    patch: Patch | None = None
+    ending: tuple[Termination, str]
+    try:
+        try:
+            with notes.stage("setup"):
+                sandbox = await _set_up(trial.task, harness, shop, folder, notes, str(trial.key))
+        except EnvironmentFailure as failure:
+            ending = Termination.SETUP_FAILED, str(failure)
+        else:
+            ending = await _converse(trial, harness, session, sandbox, notes)
+            if not ending[0].excluded:
+                patch, ending = await _extract(trial.task, shop, sandbox, folder, notes, ending)
+    finally:
+        exchanges, segments, ended_by_proxy = await session.close()
+        if sandbox is not None:
+            with notes.stage("stop"):
+                await asyncio.shield(sandbox.stop())
+    ending = _reconcile(ending, ended_by_proxy, sampled=any(len(exchange.sampled_ids) for exchange in exchanges))
+    if exchanges and notes.launched_s is not None:
+        notes.timings["first_request"] = max(0.0, exchanges[0].started_s - notes.launched_s)
+    return Trajectory(
+        trial=trial,
+        exchanges=exchanges,
+        segments=segments,
+        termination=ending[0],
+        reason=ending[1],
+        timings=notes.timings,
+        patch=None if ending[0].excluded else patch,
+        findings=tuple(notes.findings),
+    )
+
+
+async def _set_up(task: Task, harness: Harness, shop: Workshop, folder: Path, notes: _Notes, name: str) -> Sandbox:
+    staged = folder / "staged"
+    await asyncio.to_thread(shutil.copytree, task.repository, staged, symlinks=True)
+    for defense in shop.defenses:
+        notes.findings += await defense.setup(task, staged)
+    sandbox = await shop.sandboxes.create(
+        SandboxSpec(
+            name=name,
+            image=task.image,
+            mounts=(harness.mount(shop.images),),
+            workdir=task.workdir,
+            environment={},
+            memory_mb=task.memory_mb,
+            cpus=task.cpus,
+            pids=shop.pids,
+            disk_mb=shop.disk_mb,
+        )
+    )
+    try:
+        await sandbox.upload(staged, task.workdir)
+    except BaseException:
+        await asyncio.shield(sandbox.stop())
+        raise
+    return sandbox
+
+
+async def _converse(
+    trial: Trial, harness: Harness, session: Session, sandbox: Sandbox, notes: _Notes
+) -> tuple[Termination, str]:
+    """Start the harness, serve it until it ends, and say how it ended."""
+    try:
+        await session.serve(await sandbox.listen(PORT))
+        launch = harness.launch(trial.task, session.endpoint)
+        await sandbox.write(launch.files)
+        notes.launched_s = time.time()
+        with notes.stage("agent"):
+            result = await sandbox.exec(
+                launch.command,
+                environment=launch.environment,
+                cwd=launch.cwd,
+                timeout_s=trial.task.agent_timeout_s,
+                stdin=b"",
+            )
+        report = await sandbox.read(harness.report_path, REPORT_LIMIT)
+        return harness.judge(result, report)
+    except HarnessError as failure:
+        return Termination.HARNESS_FAILED, str(failure)
+    except SandboxError as failure:
+        return Termination.SANDBOX_LOST, str(failure)
+
+
+async def _extract(
+    task: Task, shop: Workshop, sandbox: Sandbox, folder: Path, notes: _Notes, ending: tuple[Termination, str]
+) -> tuple[Patch | None, tuple[Termination, str]]:
+    """End the agent's processes, then read its tree from outside and compare contents."""
+    try:
+        with notes.stage("extract"):
+            for defense in shop.defenses:
+                notes.findings += await defense.settle(task, sandbox)
+            await sandbox.kill()
+            tree = folder / "tree"
+            await sandbox.download(task.workdir, tree)
+            patch, findings = await asyncio.to_thread(make_patch, task.repository, tree)
+            notes.findings += findings
+            for defense in shop.defenses:
+                patch, findings = defense.extract(task, tree, patch)
+                notes.findings += findings
+    except SandboxError as failure:
+        return None, (Termination.SANDBOX_LOST, str(failure))
+    return patch, ending
+
+
+def _reconcile(
+    ending: tuple[Termination, str], ended_by_proxy: Termination | None, *, sampled: bool
+) -> tuple[Termination, str]:
+    """One termination from what the harness said and what the proxy knows.
+
+    A broken engine excludes whatever the harness made of it. A limit that the proxy enforced explains a harness that
+    gave up on it. The agent's clock and memory, and a lost sandbox, are facts that no proxy limit changes. A harness
+    that completed without a single sampled token never met the policy.
+    """
+    if ended_by_proxy is Termination.ENGINE_ERROR:
+        return ended_by_proxy, f"the inference engine failed; the harness said: {ending[1]}"
+    facts = (Termination.AGENT_TIMEOUT, Termination.AGENT_OOM, Termination.SETUP_FAILED, Termination.SANDBOX_LOST)
+    if ending[0] in facts:
+        return ending
+    if ended_by_proxy is not None:
+        return ended_by_proxy, f"ended by the proxy ({ended_by_proxy}); the harness said: {ending[1]}"
+    if not sampled:
+        return Termination.HARNESS_FAILED, f"no token was sampled; the harness said: {ending[1]}"
+    return ending
+
+
+async def _grade_phase(trajectory: Trajectory, patch: Patch, shop: Workshop, notes: _Notes) -> Scored:
+    trial = trajectory.trial
+    try:
+        with notes.stage("grade"):
+            verdict = await shop.verifier.grade(trial.task, patch, shop.sandboxes, shop.images, f"{trial.key}-grade")
+    except (GraderError, SandboxError) as failure:
+        broken = replace(trajectory, termination=Termination.GRADER_FAILED, reason=str(failure))
+        return Scored(trajectory=broken, verdict=None)
+    return Scored(trajectory=trajectory, verdict=verdict)

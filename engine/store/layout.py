@@ -1,0 +1,83 @@
+"""Names of everything inside a run directory, and how a file appears in it: whole or not at all."""
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.core.records import Split, TrialKey
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that a reader, or a restart after `kill -9`, sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with draft.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Paths of one run."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state.json"
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
+
+    @property
+    def steps(self) -> Path:
+        return self.root / "steps"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def alerts(self) -> Path:
+        return self.root / "alerts"
+
+    @property
+    def scratch(self) -> Path:
+        """Files that only a live run needs: weights on their way, staged trees."""
+        return self.root / "scratch"
+
+    def step(self, step: int) -> Path:
+        return self.steps / f"step={step:06d}.parquet"
+
+    def trials(self, step: int, split: Split) -> Path:
+        kind = "trajectories" if split == "train" else "validation"
+        return self.root / kind / f"step={step:06d}"
+
+    def trial(self, step: int, split: Split, key: TrialKey) -> Path:
+        return self.trials(step, split) / f"{key}.parquet"
+
+    def routing(self, step: int, split: Split, key: TrialKey) -> Path:
+        """Routed experts of one trial: a blob of the step, deleted once trained unless kept."""
+        return self.root / "routing" / f"step={step:06d}" / f"{split}-{key}.npz"
+
+    def checkpoint(self, version: int) -> Path:
+        return self.checkpoints / f"version={version:06d}"

@@ -1,0 +1,61 @@
+"""Writes a run directory. One trial is one file that appears whole, so a restart finds it finished or not at all."""
+
+import io
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from engine.core.records import Scored, Split, StepRecord, TrialKey
+from engine.store.codec import routing_arrays, to_row
+from engine.store.layout import Layout, write_whole
+from engine.store.schema import record_schema
+
+
+def _parquet(record: str, row: Mapping[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([row], schema=record_schema(record)), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+class Writer:
+    """The only thing that writes to a run directory beside checkpoints, logs and TensorBoard."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def trial(self, step: int, scored: Scored) -> None:
+        """Keep a finished trial. Routing goes first: a trial file promises that its routing is there."""
+        trial = scored.trajectory.trial
+        arrays = routing_arrays(scored)
+        if arrays:
+            buffer = io.BytesIO()
+            np.savez(buffer, **arrays)
+            write_whole(self.layout.routing(step, trial.split, trial.key), buffer.getvalue())
+        write_whole(self.layout.trial(step, trial.split, trial.key), _parquet("trial", to_row(scored)))
+
+    def forget_routing(self, step: int, split: Split, key: TrialKey) -> None:
+        """Delete a trial's routed experts: they are large, and useless once trained."""
+        self.layout.routing(step, split, key).unlink(missing_ok=True)
+
+    def step(self, record: StepRecord) -> None:
+        row = {
+            "step": record.step,
+            "policy_version": record.policy_version,
+            "metrics": list(record.metrics.items()),
+        }
+        write_whole(self.layout.step(record.step), _parquet("step", row))
+
+    def json(self, name: str, value: Mapping[str, Any]) -> None:
+        write_whole(self.layout.root / name, (json.dumps(value, indent=2) + "\n").encode())
+
+    def text(self, name: str, value: str) -> None:
+        write_whole(self.layout.root / name, value.encode())
+
+    def alert(self, name: str, detail: Mapping[str, Any]) -> None:
+        """Keep one alarm as a file of its own."""
+        self.json(f"alerts/{time.time():.3f}-{name}.json", {"alert": name, **detail})
