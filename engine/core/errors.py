@@ -11,7 +11,8 @@
         │   ├── SandboxError
         │   ├── HarnessError     the harness could not be started or crashed by itself
         │   └── GraderError
-        └── InferenceError       the engine broke while the trial was sampling
+        ├── InferenceError       the engine broke while the trial was sampling
+        └── PatchError           a patch names a path it must not, or does not fit its tree
 
 Raise the narrowest one. Messages are one line: what, which value, what to do.
 """
@@ -85,3 +86,7 @@ class GraderError(EnvironmentFailure):
 
 class InferenceError(TrialError):
     """The inference engine failed, refused or timed out."""
+
+
+class PatchError(TrialError):
+    """A patch names a path that it must not touch, or does not fit the tree that it is applied to."""
