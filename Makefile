@@ -1,0 +1,28 @@
+# `make run`: the main job on this machine. `make test`: what CI runs. Nothing else is ever asked of a newcomer.
+.PHONY: setup prepare run lint test test-all clean
+PYTHON := .venv/bin/python
+export OMP_NUM_THREADS ?= 1
+
+setup:
+	@scripts/setup
+
+prepare: setup
+	$(PYTHON) -m engine experiment=openhands_gspo job=prepare
+
+run: prepare
+	$(PYTHON) -m engine experiment=openhands_gspo
+
+lint: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+test: lint prepare
+	$(PYTHON) -m pytest -m "not slow"
+
+test-all: lint prepare
+	$(PYTHON) -m pytest
+
+clean:
+	rm -rf runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
