@@ -1,0 +1,294 @@
+"""Root file systems and package folders, built once and kept by content under the user's cache.
+
+An image is decided by its ImageSpec and the builder's format version alone, so the same specification is the same
+folder for every run and every process of this machine. It appears whole or not at all: it is built in a temporary
+sibling under a lock, marked `.complete`, then renamed. Nothing of this machine's settings (mirrors, certificates,
+resolver, package indexes) stays in it.
+
+Refuses: a Debian root without root rights or debootstrap; packages with compiled parts in a plain package folder,
+because the interpreter that will load them is not known.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+
+from engine.core.contracts import Say
+from engine.core.errors import ConfigError, SandboxError
+from engine.core.paths import cache_dir
+from engine.core.records import ImageSpec
+from engine.sandbox import pip_settings
+from engine.sandbox.processes import run_checked, run_logged
+
+FORMAT = 1
+"""Raise it when the builder makes something else from the same specification."""
+
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+# Mounts that debootstrap makes inside the root live in a namespace of their own: they end with the process, whatever
+# happens, so that removing an unfinished root can never reach into the machine's /proc or /sys.
+_ISOLATED = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child")
+_EMPTIED = (
+    "var/cache/apt",
+    "var/lib/apt/lists",
+    "var/cache/debconf",
+    "var/log",
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/info",
+    "usr/share/locale",
+    "usr/share/lintian",
+    "tmp",
+    "root",
+)
+
+
+class ImageCache:
+    """The ImageStore: images under `cache_dir()/images/NAME-DIGEST`, each folder being the root itself."""
+
+    def path(self, spec: ImageSpec) -> Path:
+        """Folder of the image's root; `(path / ".complete")` exists once it is whole."""
+        return cache_dir() / "images" / f"{spec.name}-{digest(spec)}"
+
+    def has(self, spec: ImageSpec) -> bool:
+        """Whether the image is built."""
+        return (self.path(spec) / ".complete").is_file()
+
+    def problems(self, specs: Sequence[ImageSpec]) -> tuple[ConfigError, ...]:
+        """What keeps the images among `specs` that are not built yet from being built on this machine."""
+        missing = [spec for spec in specs if not self.has(spec)]
+        return tuple(problem for spec in missing for problem in _build_problems(spec))
+
+    async def build(self, spec: ImageSpec, say: Say) -> Path:
+        """Build unless present; returns `path(spec)`.
+
+        Raises ConfigError where this machine lacks a tool or right, SandboxError (with the log's path) where the build
+        itself fails."""
+        target = self.path(spec)
+        if self.has(spec):
+            return target
+        for problem in _build_problems(spec):
+            raise problem
+        target.parent.mkdir(parents=True, exist_ok=True)
+        async with _lock(target.with_name(f".{target.name}.lock"), f"image {spec.name}", say):
+            if not self.has(spec):
+                await _build(spec, target, say)
+        return target
+
+
+def digest(spec: ImageSpec) -> str:
+    """12 hex digits over all that decides an image's contents; its name and the order of packages do not."""
+    content = {
+        "format": FORMAT,
+        "machine": platform.machine(),
+        "suite": spec.suite,
+        "packages": sorted(set(spec.packages)),
+        "pip": sorted(set(spec.pip)),
+        "python": "" if spec.suite else f"{sys.version_info.major}.{sys.version_info.minor}",
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _build_problems(spec: ImageSpec) -> list[ConfigError]:
+    key, found = f"image {spec.name}", []
+    if spec.suite is None:
+        if spec.packages:
+            found.append(ConfigError(key, spec.packages, "Debian packages without a suite", "name a suite"))
+        return found
+    if os.geteuid() != 0:
+        found.append(ConfigError(key, spec.suite, "a Debian root can only be built by root", "run as root"))
+    for tool, package in (("debootstrap", "debootstrap"), ("unshare", "util-linux"), ("chroot", "coreutils")):
+        if shutil.which(tool, path=_host_path()) is None:
+            way = f"apt-get install -y --no-install-recommends {package}"
+            found.append(ConfigError(key, spec.suite, f"{tool} is not installed", way))
+    return found
+
+
+@contextlib.asynccontextmanager
+async def _lock(path: Path, what: str, say: Say) -> AsyncIterator[None]:
+    """Hold an exclusive lock between processes; waiting neither blocks the event loop nor outlives cancellation."""
+    with path.open("w") as file:
+        waiting = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not waiting:
+                    say(f"{what}: another process is building it, waiting")
+                waiting = True
+                await asyncio.sleep(0.5)
+        yield
+
+
+async def _build(spec: ImageSpec, target: Path, say: Say) -> None:
+    """Build into a temporary sibling and rename; called under the image's lock."""
+    for stale in target.parent.glob(f".{target.name}.tmp-*"):
+        await asyncio.to_thread(shutil.rmtree, stale)
+    if target.exists():
+        await asyncio.to_thread(shutil.rmtree, target)
+    temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    log = target.with_name(f"{target.name}.log")
+    log.unlink(missing_ok=True)
+    begun = time.monotonic()
+    try:
+        temporary.mkdir(mode=0o755)
+        # The folder becomes `/` of sandboxes whose user is not root: the umask must not close it.
+        temporary.chmod(0o755)
+        builder = _Builder(spec, temporary, log, say)
+        await (builder.folder() if spec.suite is None else builder.root(spec.suite))
+        (temporary / ".complete").write_text(json.dumps(_description(spec), indent=1) + "\n")
+        temporary.rename(target)
+    except BaseException:
+        await asyncio.shield(asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True))
+        raise
+    say(f"image {spec.name}: built in {time.monotonic() - begun:.0f} s")
+
+
+def _description(spec: ImageSpec) -> dict[str, object]:
+    return {
+        "format": FORMAT,
+        "name": spec.name,
+        "suite": spec.suite,
+        "packages": sorted(spec.packages),
+        "pip": sorted(spec.pip),
+    }
+
+
+class _Builder:
+    """One build into one folder."""
+
+    def __init__(self, spec: ImageSpec, folder: Path, log: Path, say: Say) -> None:
+        self._spec, self._folder, self._log, self._say = spec, folder, log, say
+        self._begun = time.monotonic()
+        self._told: set[str] = set()
+
+    async def root(self, suite: str) -> None:
+        """A Debian root by debootstrap, then `/opt/venv` by the root's own Python."""
+        include = [f"--include={','.join(self._spec.packages)}"] if self._spec.packages else []
+        command = [*_ISOLATED, "debootstrap", "--variant=minbase", *include, suite, str(self._folder)]
+        mirror = await _mirror()
+        await self._run([*command, *([mirror] if mirror else [])], self._host(), _debootstrap_phase)
+        if self._spec.pip:
+            await self._venv()
+        await asyncio.to_thread(_clean, self._folder)
+
+    async def _venv(self) -> None:
+        private = self._folder / "run" / "image-build"
+        private.mkdir(parents=True)
+        try:
+            settings = await pip_settings.for_chroot(private, "/run/image-build")
+            environment = {"PATH": f"/opt/venv/bin:{_SYSTEM_PATH}", "HOME": "/run/image-build", "LC_ALL": "C.UTF-8"}
+            environment |= settings | {name: os.environ[name] for name in _PROXIES if name in os.environ}
+            inside = [*_ISOLATED, "chroot", str(self._folder)]
+            steps = [
+                ["/usr/bin/python3", "-m", "venv", "/opt/venv"],
+                ["/opt/venv/bin/python", "-m", "pip", "install", "--no-compile", *self._spec.pip],
+                _compile("/opt/venv/bin/python", "/opt/venv/lib"),
+            ]
+            for step in steps:
+                await self._run([*inside, *step], environment, _pip_phase)
+        finally:
+            shutil.rmtree(private)
+
+    async def folder(self) -> None:
+        """A plain folder of pure-Python packages."""
+        target = str(self._folder)
+        command = [sys.executable, "-m", "pip", "install", "--no-compile", "--target", target, *self._spec.pip]
+        await self._run(command, self._host() | pip_settings.QUIET, _pip_phase)
+        compiled = sorted(path.name for path in self._folder.rglob("*.so*"))
+        if compiled:
+            raise SandboxError(
+                f"image {self._spec.name}: {compiled[0]} is compiled code; name a suite for such packages"
+            )
+        shutil.rmtree(self._folder / "bin", ignore_errors=True)  # scripts that name this machine's interpreter
+        await self._run(_compile(sys.executable, target), self._host(), _pip_phase)
+
+    def _host(self) -> dict[str, str]:
+        return {**os.environ, "PATH": _host_path(), "LC_ALL": "C.UTF-8"}
+
+    async def _run(
+        self, command: Sequence[str], environment: Mapping[str, str], phase_of: Callable[[str], str]
+    ) -> None:
+        def on_line(line: str) -> None:
+            phase = phase_of(line)
+            if phase and phase not in self._told:
+                self._told.add(phase)
+                self._say(f"image {self._spec.name}: {phase} ({time.monotonic() - self._begun:.0f} s)")
+
+        code, tail = await run_logged(command, environment=environment, log=self._log, on_line=on_line)
+        if code != 0:
+            raise SandboxError(f"image {self._spec.name}: {phase_of(tail) or command[-1]} failed: {tail} ({self._log})")
+
+
+def _compile(python: str, folder: str) -> list[str]:
+    # By content, not by time: the image's bytes do not depend on when it was built, and a read-only mount never
+    # has stale caches. Files for other Python versions may not compile; that is theirs to know.
+    script = "import compileall,py_compile,sys;" + (
+        "compileall.compile_dir(sys.argv[1],quiet=2,stripdir=sys.argv[1],"
+        "invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)"
+    )
+    return [python, "-I", "-c", script, folder]
+
+
+def _debootstrap_phase(line: str) -> str:
+    for word in ("Retrieving", "Extracting", "Unpacking", "Configuring"):
+        if line.startswith(f"I: {word}"):
+            return f"debootstrap: {word.lower()}"
+    return ""
+
+
+def _pip_phase(line: str) -> str:
+    for word in ("Collecting", "Downloading", "Installing collected"):
+        if line.lstrip().startswith(word):
+            return f"pip: {word.lower()}"
+    return ""
+
+
+def _clean(root: Path) -> None:
+    """Empty caches and documentation, and forget this machine's resolver and name."""
+    for name in _EMPTIED:
+        folder = root / name
+        if not folder.is_dir() or folder.is_symlink():
+            continue
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    (root / "var/lib/apt/lists/partial").mkdir(parents=True)
+    (root / "var/cache/apt/archives/partial").mkdir(parents=True)
+    for name, text in (("resolv.conf", ""), ("hostname", "sandbox\n"), ("hosts", "127.0.0.1 localhost sandbox\n")):
+        path = root / "etc" / name
+        path.unlink(missing_ok=True)
+        path.write_text(text)
+
+
+async def _mirror() -> str:
+    """The Debian mirror that this machine's apt is configured with; empty: debootstrap's own default."""
+    if shutil.which("apt-get") is None:
+        return ""
+    fields = "--format=$(ORIGIN) $(COMPONENT) $(REPO_URI)"
+    code, text = await run_checked(["apt-get", "indextargets", fields, "Created-By: Packages"])
+    if code != 0:
+        return ""
+    for line in text.split(" / "):
+        origin, _, rest = line.partition(" ")
+        component, _, uri = rest.partition(" ")
+        if origin == "Debian" and component == "main" and "security" not in uri and uri.startswith("http"):
+            return uri
+    return ""
+
+
+def _host_path() -> str:
+    """PATH with the system folders, which a login of root may lack."""
+    return f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}"
