@@ -1,0 +1,198 @@
+"""A run directory keeps a trial exactly, and a half-written file is no file."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.core.errors import AlignmentError
+from engine.core.records import (
+    Exchange,
+    FileChange,
+    Finding,
+    ImageSpec,
+    Patch,
+    Scored,
+    Segment,
+    StepRecord,
+    Task,
+    Termination,
+    TestResult,
+    Trajectory,
+    Trial,
+    TrialKey,
+    Verdict,
+)
+from engine.store.layout import Layout, write_whole
+from engine.store.reader import Reader
+from engine.store.schema import record_schema
+from engine.store.state import StateFile
+from engine.store.writer import Writer
+
+
+def a_task(folder: Path) -> Task:
+    return Task(
+        id="demo",
+        directory=folder,
+        instruction="fix it",
+        split="train",
+        fingerprint="f" * 64,
+        image=ImageSpec(name="base", suite="bookworm", packages=(), pip=()),
+        workdir="/workspace",
+        repository=folder,
+        tests=folder,
+        test_paths=("tests",),
+        python_path=(".",),
+        fail_to_pass=("tests/test_a.py::test_a",),
+        pass_to_pass=(),
+        reference=None,
+        agent_timeout_s=1.0,
+        grade_timeout_s=1.0,
+        memory_mb=1,
+        cpus=1.0,
+    )
+
+
+def a_scored(folder: Path, *, routed: bool = True, kept: bool = True) -> Scored:
+    rng = np.random.default_rng(0)
+    trial = Trial(
+        key=TrialKey(run="r", epoch=0, task="demo", sample=1, attempt=0),
+        task=a_task(folder),
+        harness="openhands",
+        policy_version=3,
+        seed=7,
+        temperature=1.0,
+        top_p=1.0,
+        split="train",
+    )
+    exchange = Exchange(
+        id="x0",
+        parent=None,
+        kind="policy",
+        protocol="openai_chat",
+        request='{"a": "\\u0000 é"}',
+        response="{}",
+        prompt_ids=np.array([1, 2, 3], np.int32),
+        prompt_length=3,
+        sampled_ids=np.array([4, 5], np.int32),
+        logprobs=np.array([-0.1, -1e-8], np.float32),
+        policy_versions=np.array([3, 3], np.int32),
+        routed_experts=None,
+        routed_start=0,
+        finish_reason="stop",
+        error="",
+        started_s=1.5,
+        queued_s=0.0,
+        generate_s=0.25,
+        cached_tokens=0,
+    )
+    segment = Segment(
+        exchanges=("x0",),
+        token_ids=np.array([1, 2, 3, 4, 5], np.int32),
+        target=np.array([False, False, False, True, True]),
+        logprobs=np.array([0, 0, 0, -0.1, -1e-8], np.float32),
+        policy_versions=np.array([-1, -1, -1, 3, 3], np.int32),
+        routed_experts=rng.integers(0, 8, (4, 2, 2), dtype=np.uint8) if routed else None,
+    )
+    change = FileChange(path="a.py", before=b"\xff\x00old", after=None)
+    trajectory = Trajectory(
+        trial=trial,
+        exchanges=(exchange,),
+        segments=(segment,),
+        termination=Termination.AGENT_COMPLETED if kept else Termination.SETUP_FAILED,
+        reason="done",
+        timings={"agent": 1.25},
+        patch=Patch(changes=(change,), diff="--- a.py\n"),
+        findings=(Finding(stage="d", phase="extract", detail="saw", paths=("x",)),),
+    )
+    verdict = Verdict(
+        reward=1.0,
+        resolved=True,
+        tests=(TestResult(id="t é", kind="fail_to_pass", outcome="passed", ok=True),),
+        evidence="1 passed",
+        findings=(),
+        grade_s=0.5,
+    )
+    return Scored(trajectory=trajectory, verdict=verdict if kept else None)
+
+
+def same(left: object, right: object) -> None:
+    """Deep equality of records with arrays, dtype included."""
+    if isinstance(left, np.ndarray):
+        assert isinstance(right, np.ndarray)
+        assert left.dtype == right.dtype
+        np.testing.assert_array_equal(left, right)
+    elif dataclasses.is_dataclass(left):
+        for field in dataclasses.fields(left):
+            same(getattr(left, field.name), getattr(right, field.name))
+    elif isinstance(left, tuple):
+        assert isinstance(right, tuple)
+        assert len(left) == len(right)
+        for a, b in zip(left, right, strict=True):
+            same(a, b)
+    else:
+        assert left == right
+
+
+@pytest.mark.parametrize("routed", [True, False])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_trial_comes_back_exactly(tmp_path: Path, routed: bool, kept: bool) -> None:
+    layout = Layout(root=tmp_path / "run")
+    scored = a_scored(tmp_path, routed=routed, kept=kept)
+    Writer(layout).trial(0, scored)
+    back = Reader(layout).trial(0, scored.trajectory.trial)
+    assert back is not None
+    same(scored, back)
+
+
+def test_another_attempt_is_another_trial(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path)
+    scored = a_scored(tmp_path)
+    Writer(layout).trial(0, scored)
+    trial = scored.trajectory.trial
+    other = dataclasses.replace(trial, key=dataclasses.replace(trial.key, attempt=1))
+    assert Reader(layout).trial(0, other) is None
+
+
+def test_damaged_routing_is_refused(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path)
+    scored = a_scored(tmp_path)
+    Writer(layout).trial(0, scored)
+    blob = layout.routing(0, "train", scored.trajectory.trial.key)
+    np.savez(blob.with_suffix(""), segment0=np.zeros((3, 2, 2), np.uint8))
+    with pytest.raises(AlignmentError, match="3 rows for a segment of 5 tokens"):
+        Reader(layout).trial(0, scored.trajectory.trial)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_whole(path, b"old")
+    with pytest.raises(TypeError):
+        write_whole(path, "not bytes")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_steps_and_state(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path)
+    writer, reader = Writer(layout), Reader(layout)
+    assert reader.state() is None
+    for step in (1, 0):
+        writer.step(StepRecord(step=step, policy_version=step + 1, metrics={"reward/mean": step / 4}))
+    assert [record.metrics["reward/mean"] for record in reader.steps()] == [0.0, 0.25]
+    first = StateFile(layout)
+    first.update("rollout", step=4)
+    again = StateFile(layout)
+    again.update("finished")
+    state = reader.state()
+    assert state is not None
+    assert state["phase"] == "finished"
+    assert state["started_s"] == first.state.started_s
+    assert state["wall_s"] >= first.state.wall_s
+
+
+def test_every_column_is_declared_with_a_description() -> None:
+    for name in ("trial", "step"):
+        for field in record_schema(name):
+            assert field.metadata[b"description"].strip(), field.name
