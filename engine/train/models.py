@@ -1,0 +1,212 @@
+"""The models that a run can train: one made by the project, or a checkpoint that lies on this machine.
+
+Invariant: `info()` describes the very folder that inference and trainer load. A built model lives in the cache under a
+digest of all that decides its bytes; it appears whole or not at all. A folder that is missing is a configuration
+error, never downloaded in silence.
+"""
+
+import asyncio
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.core.contracts import Say
+from engine.core.errors import ConfigError
+from engine.core.paths import cache_dir
+from engine.core.records import ModelInfo
+
+
+class TinyQwen3Moe:
+    """A random sparse Qwen3-MoE of a few million parameters with a tokeniser trained by the project."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        seed: int,
+        hidden: int,
+        layers: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        experts: int,
+        top_k: int,
+        moe_intermediate: int,
+        vocabulary: int,
+        corpus_documents: int,
+        max_context: int,
+        renderer: str,
+        dtype: str,
+    ) -> None:
+        self.name = name
+        self.seed = seed
+        self.hidden = hidden
+        self.layers = layers
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.head_dim = head_dim
+        self.experts = experts
+        self.top_k = top_k
+        self.moe_intermediate = moe_intermediate
+        self.vocabulary = vocabulary
+        self.corpus_documents = corpus_documents
+        self.max_context = max_context
+        self.renderer = renderer
+        self.dtype = dtype
+
+    def info(self) -> ModelInfo:
+        return ModelInfo(
+            name=self.name,
+            path=cache_dir() / "models" / f"{self.name}-{self._digest()}",
+            renderer=self.renderer,
+            max_context=self.max_context,
+            num_layers=self.layers,
+            top_k=self.top_k,
+            dtype=self.dtype,
+        )
+
+    def problems(self) -> Sequence[ConfigError]:
+        errors = []
+        if self.top_k > self.experts:
+            way = f"set it to at most model.experts={self.experts}"
+            errors.append(ConfigError("model.top_k", self.top_k, "more experts per token than there are", way))
+        if self.heads % self.kv_heads:
+            way = f"set it to a divisor of model.heads={self.heads}"
+            errors.append(ConfigError("model.kv_heads", self.kv_heads, "heads cannot be shared evenly", way))
+        for key, value in (("hidden", self.hidden), ("moe_intermediate", self.moe_intermediate)):
+            if value % 32:
+                way = "set it to a multiple of 32"
+                errors.append(ConfigError(f"model.{key}", value, "vLLM's CPU expert kernel needs multiples of 32", way))
+        if not errors and not self.info().path.is_dir():
+            errors.append(ConfigError("model.name", self.name, "not built yet", "run: python -m engine job=prepare"))
+        return errors
+
+    async def prepare(self, say: Say) -> None:
+        """Build the checkpoint unless it is there. Raises ConfigError when the sizes do not fit together."""
+        path = self.info().path
+        if path.is_dir():
+            return
+        for error in self.problems():
+            if error.key != "model.name":
+                raise error
+        say(f"model {self.name}: training the tokeniser and drawing weights")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        try:
+            size = await asyncio.to_thread(self._write, draft)
+            draft.chmod(0o755)
+            _settle(draft, path)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        say(f"model {self.name}: {size / 1e6:.1f} M parameters in {path}")
+
+    def _write(self, folder: Path) -> int:
+        from engine.train.tiny.corpus import documents
+        from engine.train.tiny.tokenizer import write_tokenizer
+        from engine.train.tiny.weights import Shape, parameters, write_config, write_weights
+
+        shape = Shape(
+            hidden=self.hidden,
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            experts=self.experts,
+            top_k=self.top_k,
+            moe_intermediate=self.moe_intermediate,
+            vocabulary=self.vocabulary,
+            max_context=self.max_context,
+        )
+        try:
+            corpus = documents(self.seed, self.corpus_documents)
+            ids = write_tokenizer(folder, corpus, self.vocabulary, self.max_context)
+        except ValueError as error:
+            way = "lower it or raise model.corpus_documents"
+            raise ConfigError("model.vocabulary", self.vocabulary, str(error), way) from error
+        write_config(folder, shape, ids, self.dtype)
+        write_weights(folder, shape, self.seed)
+        return parameters(shape)
+
+    def _digest(self) -> str:
+        """Over every setting and over the recipe's own files, so that a new recipe is a new model."""
+        recipe = Path(__file__).parent / "tiny"
+        digest = hashlib.sha256(json.dumps(vars(self), sort_keys=True).encode())
+        for file in sorted(recipe.iterdir()):
+            if file.suffix in {".py", ".txt"}:
+                digest.update(file.name.encode() + b"\0" + file.read_bytes())
+        return digest.hexdigest()[:12]
+
+
+class LocalCheckpoint:
+    """A Hugging Face checkpoint folder that is already on this machine."""
+
+    def __init__(self, *, name: str, path: str, max_context: int, renderer: str, dtype: str) -> None:
+        self.name = name
+        self.path = path
+        self.max_context = max_context
+        self.renderer = renderer
+        self.dtype = dtype
+
+    def info(self) -> ModelInfo:
+        """Raises ConfigError when the folder holds no readable config.json."""
+        try:
+            config = json.loads((Path(self.path) / "config.json").read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            way = "point it at a Hugging Face checkpoint folder"
+            raise ConfigError("model.path", self.path, "no readable config.json there", way) from error
+        layers, top_k = _routing(config.get("text_config", config))
+        return ModelInfo(
+            name=self.name,
+            path=Path(self.path),
+            renderer=self.renderer,
+            max_context=self.max_context,
+            num_layers=layers,
+            top_k=top_k,
+            dtype=self.dtype,
+        )
+
+    def problems(self) -> Sequence[ConfigError]:
+        folder = Path(self.path)
+        if not folder.is_dir():
+            way = "download the checkpoint and set model.path to its folder"
+            return [ConfigError("model.path", self.path, "no such folder", way)]
+        wanted = ("config.json", "tokenizer.json", "*.safetensors")
+        missing = [pattern for pattern in wanted if not any(folder.glob(pattern))]
+        if missing:
+            way = "complete the download or set model.path to a whole checkpoint"
+            return [ConfigError("model.path", self.path, f"the folder lacks {', '.join(missing)}", way)]
+        try:
+            self.info()
+        except ConfigError as error:
+            return [error]
+        return []
+
+    async def prepare(self, say: Say) -> None:
+        """Nothing is built; raises ConfigError when the folder is not whole."""
+        for error in self.problems():
+            raise error
+        say(f"model {self.name}: {self.path}")
+
+
+def _routing(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Number of routed layers and experts per token from a Hugging Face text configuration; (0, 0) when dense."""
+    top_k = int(config.get("num_experts_per_tok") or 0)
+    if not top_k:
+        return 0, 0
+    step = int(config.get("decoder_sparse_step") or 1)
+    dense = set(config.get("mlp_only_layers") or ())
+    layers = range(int(config["num_hidden_layers"]))
+    return sum(1 for layer in layers if layer not in dense and (layer + 1) % step == 0), top_k
+
+
+def _settle(draft: Path, path: Path) -> None:
+    """Rename the finished folder into place; another process may have been first with the same bytes."""
+    try:
+        draft.rename(path)
+    except OSError:
+        if not path.is_dir():
+            raise
