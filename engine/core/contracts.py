@@ -262,6 +262,11 @@ class Algorithm(Protocol):
 
     advantage: Advantage
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether `Streams.reference` must be filled: the trainer then keeps the frozen start of the run."""
+        ...
+
     def loss(self, streams: Any) -> tuple[Any, Mapping[str, float]]:
         """From `engine.train.streams.Streams` (torch) to a scalar tensor and metrics."""
         ...
@@ -282,7 +287,7 @@ class Trainer(Protocol):
         """One optimisation step over a batch.
 
         Returns flat float metrics, and under `old_logprobs` a list of float32 [n] per row: the recomputed
-        log-probability of each token (0 at position 0)."""
+        log-probability of each sampled token (0 where `target` is False)."""
         ...
 
     def score(self, token_ids: "NDArray[np.int32]") -> "NDArray[np.float32]":
