@@ -1,0 +1,54 @@
+"""Judged trajectories of one step → groups with advantages.
+
+Invariant: an excluded trajectory enters no statistic; each (epoch, task, sample) is kept at most once, so that no
+trial trains twice.
+Refuses: a kept trajectory without verdict, a validation trajectory, a sample that was kept twice.
+"""
+
+from collections.abc import Sequence
+
+from engine.core.contracts import Advantage
+from engine.core.errors import RunError
+from engine.core.records import Group, Scored
+
+
+def make_groups(scored: Sequence[Scored], advantage: Advantage) -> tuple[Group, ...]:
+    """Group by (epoch, task), in order of first appearance; members in order of sample and attempt.
+
+    A group whose members are all excluded is returned with `kept` empty, so that reports can count it.
+    Raises RunError on input that would train something wrongly or twice.
+    """
+    by_task: dict[tuple[int, str], list[Scored]] = {}
+    for item in scored:
+        key = item.trajectory.trial.key
+        by_task.setdefault((key.epoch, key.task), []).append(item)
+    return tuple(_group(task, members, advantage) for (_, task), members in by_task.items())
+
+
+def _group(task: str, members: list[Scored], advantage: Advantage) -> Group:
+    ordered = sorted(members, key=lambda s: (s.trajectory.trial.key.sample, s.trajectory.trial.key.attempt))
+    kept = tuple(item for item in ordered if not item.trajectory.termination.excluded)
+    rewards: list[float] = []
+    seen: set[int] = set()
+    for item in kept:
+        trial = item.trajectory.trial
+        if item.verdict is None:
+            raise RunError(
+                f"trial {trial.key} ended with {item.trajectory.termination} and has no verdict; "
+                "grade it or exclude it with a termination that is excluded"
+            )
+        if trial.split != "train":
+            raise RunError(f"trial {trial.key} belongs to split {trial.split!r}; only 'train' may be trained")
+        if trial.key.sample in seen:
+            raise RunError(f"sample {trial.key.sample} of task {task} was kept twice; the second is {trial.key}")
+        seen.add(trial.key.sample)
+        rewards.append(item.verdict.reward)
+    advantages = advantage(rewards)
+    if len(advantages) != len(kept):
+        raise RunError(f"group of {task}: {len(advantages)} advantages for {len(kept)} kept trajectories")
+    return Group(
+        task=task,
+        kept=kept,
+        excluded=tuple(item for item in ordered if item.trajectory.termination.excluded),
+        advantages=advantages,
+    )
