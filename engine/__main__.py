@@ -1,0 +1,65 @@
+"""`python -m engine [overrides]`: compose → validate → check → build → run the job.
+
+Exit codes: 0 done, 2 bad configuration, 3 run failed, 130 interrupted. Errors are one line a problem on standard error.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.config.assemble import assemble
+from engine.config.command import run_command
+from engine.config.compose import Composed
+from engine.core.errors import ConfigError, LegoError
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command line; returns the exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        return run_command(arguments, execute)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def execute(composed: Composed) -> int:
+    """Assemble one configuration and run its job; every error but an interruption becomes an exit code."""
+    try:
+        built = assemble(composed)
+    except LegoError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    try:
+        return asyncio.run(built.job.run(built))
+    except LegoError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except Exception as error:
+        text = " ".join(str(error).split())
+        print(f"{type(error).__name__}: {text} (a defect of the program; {_keep(built.directory)})", file=sys.stderr)
+        return LegoError.exit_code
+
+
+def _keep(directory: Path) -> str:
+    """Put the traceback where the run lies, or show it; says where it is."""
+    if os.environ.get("LEGO_RL_TRACEBACK") == "1" or not directory.is_dir():
+        traceback.print_exc()
+        return "traceback above"
+    file = directory / "logs" / "traceback.txt"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(traceback.format_exc())
+    return f"traceback in {file}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

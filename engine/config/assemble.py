@@ -1,0 +1,30 @@
+"""From a composed configuration to everything a job needs: validate → check → build.
+
+Invariant: nothing of the configuration's classes is imported before the whole configuration has passed.
+"""
+
+from engine.config.build import build
+from engine.config.built import Built
+from engine.config.bundle import configuration_hash, run_directory
+from engine.config.checks import check_run
+from engine.config.compose import Composed
+from engine.config.schemas import load_registry
+from engine.config.validate import validate
+
+
+def assemble(composed: Composed) -> Built:
+    """Raises ConfigErrors with one line a problem."""
+    config, registry = composed.config, load_registry()
+    validate(config, registry)
+    check_run(config)
+    objects = build(config, registry)
+    run = objects.pop("run")
+    return Built(
+        config=config,
+        hash=configuration_hash(config),
+        directory=run_directory(config),
+        command_line=composed.command_line,
+        origins=composed.origins,
+        fresh=run["fresh"],
+        **objects,
+    )

@@ -1,0 +1,135 @@
+"""The command line: Hydra's habits (--help, --cfg, --info, -m, completion), this project's errors and exit codes.
+
+Invariant: whatever is wrong with a configuration is told as one line a problem on standard error, with exit code 2,
+before anything runs; in a sweep that holds for every job of it. Hydra writes no files beside a sweep's own record, does
+not change the working directory and leaves logging alone (see `configs/run.yaml`).
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import hydra
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from engine.config.completion import install_script
+from engine.config.compose import CONFIG_NAME, HYDRA_VERSION_BASE, Composed, compose, finish
+from engine.config.diagnose import diagnose
+from engine.config.schemas import CONFIGS, load_registry
+from engine.config.validate import problems
+from engine.core.errors import ConfigError, ConfigErrors
+
+Execute = Callable[[Composed], int]
+"""Runs one composed configuration; returns an exit code and raises nothing but BaseException."""
+
+NOTHING_TO_DO = "say what to run, for example: python -m engine experiment=openhands_gspo (groups and options: --help)"
+
+
+def run_command(arguments: Sequence[str], execute: Execute) -> int:
+    """Do what the command line says. Returns the exit code; raises ConfigError and SystemExit (Hydra's own flags)."""
+    if not arguments:
+        print(NOTHING_TO_DO, file=sys.stderr)
+        return 2
+    parsed = get_args(list(arguments))
+    if parsed.shell_completion and "install=bash" in parsed.overrides:
+        print(install_script())
+        return 0
+    rewritten = list(arguments)
+    if parsed.multirun:
+        overrides = check_sweep(parsed.overrides)
+        rewritten = [overrides.get(argument, argument) for argument in arguments]
+    codes: list[int] = []
+
+    def task(config: DictConfig) -> None:
+        with_hydra = OmegaConf.create({"hydra": HydraConfig.get()})
+        codes.append(execute(finish(config, with_hydra)))
+
+    try:
+        with _arguments_of_hydra(rewritten):
+            hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(CONFIGS), config_name=CONFIG_NAME)(task)()
+    except ConfigError:
+        raise
+    except (HydraException, ValueError, OSError) as error:
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(CONFIGS), version_base=HYDRA_VERSION_BASE, job_name="engine"):
+            raise diagnose(parsed.overrides, error) from error
+    return next((code for code in codes if code), 0)
+
+
+def check_sweep(overrides: Sequence[str]) -> dict[str, str]:
+    """Validate every job of a sweep before the first one starts; returns how Hydra is to be given each override.
+
+    A fixed override becomes a sweep of one value: Hydra otherwise checks it against the configuration without the
+    swept choices, where its key may not exist. A key that is given twice is refused: Hydra would drop one of them."""
+    lines = _parse(overrides)
+    _refuse_repeated(lines)
+    own = [line for line in lines if not line.is_hydra_override()]
+    errors: dict[str, ConfigError] = {}
+    (jobs,) = BasicSweeper.split_arguments(own, max_batch_size=None)
+    for job in jobs:
+        try:
+            found: Sequence[ConfigError] = problems(compose(job).config, load_registry())
+        except ConfigErrors as several:
+            found = several.errors
+        errors |= {str(error): error for error in found}
+    if errors:
+        raise ConfigErrors(list(errors.values()))
+    return {str(line.input_line): _as_sweep(line) for line in own}
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
+    parsed: list[Override] = []
+    errors: list[ConfigError] = []
+    for text in overrides:
+        try:
+            parsed += OverridesParser.create().parse_overrides([text])
+        except HydraException:
+            key, _, value = text.partition("=")
+            errors.append(ConfigError(key, value, "cannot be parsed", "write key=value, or key=a,b for a sweep"))
+    if errors:
+        raise ConfigErrors(errors)
+    return parsed
+
+
+def _refuse_repeated(lines: Sequence[Override]) -> None:
+    seen: dict[str, Override] = {}
+    for line in lines:
+        key = line.get_key_element()
+        if key in seen:
+            values = f"{seen[key].input_line} and {line.input_line}"
+            raise ConfigError(key, line.get_value_element_as_str(), f"given twice ({values})", "give a key once")
+        seen[key] = line
+
+
+def _as_sweep(line: Override) -> str:
+    text = str(line.input_line)
+    key, equals, value = text.partition("=")
+    if line.is_sweep_override() or line.is_delete() or not value or key.startswith("run."):
+        return text
+    return f"{key}{equals}choice({value})"
+
+
+@contextmanager
+def _arguments_of_hydra(arguments: Sequence[str]) -> Any:
+    """`hydra.main` reads `sys.argv`, and tells its errors itself unless it is asked for all of them."""
+    argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = [argv[0], *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        if full_error is None:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error

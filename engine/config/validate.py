@@ -1,0 +1,201 @@
+"""Checks a resolved configuration against the schemas and reports every problem at once.
+
+Invariant: what passes holds no missing value, no unknown key, and no `_target_` that the schemas do not admit for its
+slot. Nothing is imported or instantiated here.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+
+from engine.config.nearest import nearest, suggestion
+from engine.config.schemas import Registry, Schema, slot_role
+from engine.core.errors import ConfigError, ConfigErrors
+
+MISSING = "???"
+
+
+def validate(config: Mapping[str, Any], registry: Registry) -> None:
+    """Raises ConfigErrors with one line a problem."""
+    errors = problems(config, registry)
+    if errors:
+        raise ConfigErrors(errors)
+
+
+def problems(config: Mapping[str, Any], registry: Registry) -> list[ConfigError]:
+    """Every problem of a resolved configuration (plain dict), in the configuration's order."""
+    check = _Check(registry)
+    check.node(config, registry.run, "")
+    return check.errors
+
+
+@dataclass
+class _Check:
+    registry: Registry
+    errors: list[ConfigError] = field(default_factory=list)
+
+    def node(self, value: Any, schema: Schema, key: str) -> None:
+        """Check one value by its own schema, then each component that the schema says it holds."""
+        for error in Draft202012Validator(schema).iter_errors(value):
+            self.errors.extend(_translate(error, key))
+        self.slots(value, schema, key)
+
+    def slots(self, value: Any, schema: Schema, key: str) -> None:
+        role = slot_role(schema)
+        if role is not None:
+            self.component(value, role, key)
+        elif value == MISSING:
+            self.errors.append(_missing(key, f"{key}=VALUE ({_way_out(schema, key)})"))
+        elif isinstance(value, Mapping):
+            properties = schema.get("properties", {})
+            rest = schema.get("additionalProperties")
+            for name, child in value.items():
+                inner = properties.get(name, rest)
+                if isinstance(inner, Mapping):
+                    self.slots(child, inner, _join(key, name))
+        elif isinstance(value, list) and isinstance(schema.get("items"), Mapping):
+            for index, child in enumerate(value):
+                self.slots(child, schema["items"], f"{key}[{index}]")
+
+    def component(self, value: Any, role: str, key: str) -> None:
+        targets = self.registry.roles().get(role, [])
+        if value == MISSING:
+            self.errors.append(_missing(key, f"{key}=OPTION"))
+            return
+        if not isinstance(value, Mapping) or "_target_" not in value:
+            problem = f"not a component: needs `_target_` and the settings of a {role}"
+            self.errors.append(ConfigError(key, _short(value), problem, f"choose an option of the group, {key}=OPTION"))
+            return
+        target = value["_target_"]
+        schema = self.registry.components.get(target) if isinstance(target, str) else None
+        if schema is None:
+            self._refuse(f"{key}._target_", target, "not an admitted component", targets)
+        elif schema["x-role"] != role:
+            self._refuse(f"{key}._target_", target, f"is a {schema['x-role']}, not a {role}", targets)
+        else:
+            self.node(value, schema, key)
+
+    def _refuse(self, key: str, target: Any, problem: str, targets: list[str]) -> None:
+        way_out = suggestion(nearest(str(target), targets), targets)
+        self.errors.append(ConfigError(key, target, problem, way_out))
+
+
+def _translate(error: ValidationError, prefix: str) -> Iterator[ConfigError]:
+    key = _path(prefix, error.absolute_path)
+    value = error.instance
+    way_out = _way_out(error.schema, key)
+    if value == MISSING:
+        return  # named once, by `slots`, whatever its type
+    if error.validator == "additionalProperties" and isinstance(error.validator_value, bool):
+        known = list(error.schema.get("properties", {}))
+        for name in value:
+            if name not in known:
+                allowed = [name for name in known if name != "_target_"]
+                guess = nearest(name, allowed)
+                guess = _join(key, guess) if guess else None
+                yield ConfigError(_join(key, name), _short(value[name]), "unknown key", suggestion(guess, allowed))
+    elif error.validator == "required":
+        for name in error.validator_value:
+            if name not in value:
+                yield _missing(_join(key, name), f"{_join(key, name)}=VALUE")
+    elif error.validator == "enum":
+        allowed = [str(choice) for choice in error.validator_value]
+        yield ConfigError(key, value, "unknown choice", suggestion(nearest(str(value), allowed), allowed))
+    elif error.validator == "type":
+        yield ConfigError(key, _short(value), f"wrong type, {_kind(value)}", way_out)
+    elif error.validator in _RANGE:
+        yield ConfigError(key, _short(value), "out of range", way_out)
+    else:
+        yield ConfigError(key, _short(value), error.message.splitlines()[0], way_out)
+
+
+_RANGE = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "minItems", "maxItems")
+_RANGE += ("minProperties", "maxProperties", "multipleOf")
+
+
+def _missing(key: str, way_out: str) -> ConfigError:
+    return ConfigError(key, MISSING, "missing value", f"set {way_out}")
+
+
+def _way_out(schema: Any, key: str) -> str:
+    """`give an integer ≥ 1: number of prompts` from a property's schema."""
+    if not isinstance(schema, Mapping):
+        return f"see the schema of {key}"
+    text = f"give {expectation(schema)}"
+    description = schema.get("description")
+    return f"{text}: {_first_sentence(description)}" if description else text
+
+
+def expectation(schema: Schema) -> str:
+    """In words, what a property's schema allows: `an integer ≥ 1`, `one of a, b`, `a string or null`."""
+    if "enum" in schema:
+        return "one of " + ", ".join(str(choice) for choice in schema["enum"])
+    if "const" in schema:
+        return str(schema["const"])
+    types = schema.get("type", "value")
+    names = types if isinstance(types, list) else [types]
+    words = " or ".join(_WORDS.get(name, name) for name in names)
+    bounds = [f"{sign} {schema[word]}" for word, sign in _BOUNDS.items() if word in schema]
+    if schema.get("minLength"):
+        bounds.append("that is not empty" if schema["minLength"] == 1 else f"of ≥ {schema['minLength']} characters")
+    if schema.get("minItems") or schema.get("minProperties"):
+        bounds.append(f"with ≥ {schema.get('minItems') or schema.get('minProperties')} entries")
+    if "pattern" in schema:
+        bounds.append(f"that matches {schema['pattern']}")
+    return " ".join([words, " and ".join(bounds)]).strip()
+
+
+_WORDS = {
+    "integer": "an integer",
+    "number": "a number",
+    "string": "a string",
+    "boolean": "true or false",
+    "null": "null",
+    "array": "a list",
+    "object": "a mapping",
+    "value": "a value",
+}
+_BOUNDS = {
+    "minimum": "≥",
+    "exclusiveMinimum": ">",
+    "maximum": "≤",
+    "exclusiveMaximum": "<",
+    "multipleOf": "multiple of",
+}
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {
+        bool: "a boolean",
+        int: "an integer",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+        dict: "a mapping",
+    }
+    return names.get(type(value), type(value).__name__)
+
+
+def _first_sentence(text: str) -> str:
+    return text.split(". ")[0].rstrip(".").replace("\n", " ")
+
+
+def _short(value: Any) -> Any:
+    """Values are shown whole unless a whole subtree would be printed."""
+    return value if len(repr(value)) <= 80 else f"{repr(value)[:77]}…"
+
+
+def _path(prefix: str, parts: Any) -> str:
+    key = prefix
+    for part in parts:
+        key = f"{key}[{part}]" if isinstance(part, int) else _join(key, part)
+    return key
+
+
+def _join(parent: str, name: str) -> str:
+    return f"{parent}.{name}" if parent else name

@@ -1,0 +1,49 @@
+"""job=show: the resolved configuration as a tree, each value with the file or the command line that set it.
+
+Starts nothing and writes nothing. Plain text when the output is not a terminal.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+
+from engine.config.built import Built
+
+
+class ShowJob:
+    """Prints the configuration and ends."""
+
+    async def run(self, run: Built) -> int:
+        """Returns 0."""
+        console = Console(soft_wrap=True, highlight=False)
+        console.print(tree(run.config, run.origins))
+        console.print(Text(f"configuration hash {run.hash}, run directory {run.directory}"))
+        return 0
+
+
+def tree(config: Mapping[str, Any], origins: Mapping[str, str]) -> Tree:
+    """A tree of keys; leaves read `key: value  # origin`."""
+    root = Tree(Text("configuration"))
+    _grow(root, config, "", origins)
+    return root
+
+
+def _grow(branch: Tree, value: Mapping[str, Any], prefix: str, origins: Mapping[str, str]) -> None:
+    for name, child in value.items():
+        key = f"{prefix}.{name}" if prefix else str(name)
+        if isinstance(child, Mapping) and child:
+            _grow(branch.add(Text(str(name), style="bold")), child, key, origins)
+        else:
+            line = Text.assemble(f"{name}: ", (_shown(child), "cyan"))
+            origin = origins.get(key, "")
+            branch.add(line.append(f"  # {origin}", style="dim") if origin else line)
+
+
+def _shown(value: Any) -> str:
+    """As YAML would write it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)

@@ -1,0 +1,51 @@
+"""The groups that are only values: how much is run and on what.
+
+Invariant: every value comes from the configuration; there is no default here.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How many trials, steps and validations, and what may be in flight."""
+
+    epochs: int
+    """Passes over the training tasks; each is shuffled anew from the run's seed."""
+    steps: int | None
+    """Optimisation steps at most; None: all steps of all epochs."""
+    prompts_per_step: int
+    """Tasks per optimisation step."""
+    rollouts_per_prompt: int
+    """Trials per task: the size of a group."""
+    drop_last: bool
+    """Whether the incomplete batch at the end of an epoch is dropped."""
+    max_turns: int
+    """LLM calls after which a trial ends."""
+    concurrency: int
+    """Trials in flight at a time."""
+    max_attempts: int
+    """Tries per trial when infrastructure fails, the first included."""
+    staleness_threshold: int
+    """Weight versions that a trained token may lag behind; 0: rollouts and updates alternate."""
+    partial_rollouts: bool
+    """Whether trials go on across a weight update instead of being waited for."""
+    validation_every: int
+    """Steps between validations; 0: never."""
+    validation_prompts: int | None
+    """Validation tasks at a time, the first of the split; None: all."""
+    validation_samples: int
+    """Trials per validation task."""
+    validation_temperature: float
+    validation_top_p: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """What the machine offers to the processes of a run."""
+
+    device: Literal["cpu", "cuda"]
+    """Where the trainer and the engine compute."""
+    threads: int
+    """CPU threads of each torch process."""
