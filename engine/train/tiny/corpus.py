@@ -118,7 +118,8 @@ class _Writer:
         error = self.random.choice(_ERRORS)
         report = (
             f'Traceback (most recent call last):\n  File "/workspace/{self.path()}.py", '
-            f"line {self.random.randint(1, 900)}, in {self.name()}\n    {self.name()} = {self.name()}[{self.name()}]\n{error}: {self.sentence()}\n"
+            f"line {self.random.randint(1, 900)}, in {self.name()}\n"
+            f"    {self.name()} = {self.name()}[{self.name()}]\n{error}: {self.sentence()}\n"
             f"FAILED {test} - {error}: {self.word()}\n"
             f"{'=' * 20} {self.random.randint(1, 9)} failed, {self.random.randint(1, 200)} passed "
             f"in 0.{self.random.randint(1, 99)}s {'=' * 20}\n"
@@ -128,7 +129,8 @@ class _Writer:
     def issue(self) -> str:
         return (
             f"## {self.sentence()}\n\n{self.paragraph()}\n\n```python\n>>> {self.name()}."
-            f"{self.name()}({self.word()!r})\n{self.word()!r}\n```\n\n### Expected\n\n{self.sentence()}\n\n{self.bullets()}\n"
+            f"{self.name()}({self.word()!r})\n{self.word()!r}\n"
+            f"```\n\n### Expected\n\n{self.sentence()}\n\n{self.bullets()}\n"
         )
 
     def schema(self) -> str:
