@@ -52,7 +52,7 @@ _EMPTIED = (
 )
 
 
-class ImageCache:
+class DebianImageStore:
     """The ImageStore: images under `cache_dir()/images/NAME-DIGEST`, each folder being the root itself."""
 
     def path(self, spec: ImageSpec) -> Path:
