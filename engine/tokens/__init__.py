@@ -1,0 +1,10 @@
+"""Messages to token ids and sampled ids back to messages, per model family.
+
+`load_renderer(model)` gives a `Renderer`: pure, synchronous, safe to call from any thread. Heavy libraries are
+imported by that call alone.
+"""
+
+from engine.tokens.load import load_renderer
+from engine.tokens.renderer import CannotRender, ParsedCall, ParsedTurn, Renderer
+
+__all__ = ["CannotRender", "ParsedCall", "ParsedTurn", "Renderer", "load_renderer"]

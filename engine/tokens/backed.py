@@ -1,0 +1,78 @@
+"""What all renderers on top of the package `renderers` share.
+
+A stream is extended by the family's own bridge, if there is one, or else by a difference that proves itself
+(`engine.tokens.extension`); if neither holds, it is not extended.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from engine.tokens.extension import extension
+from engine.tokens.parsing import to_turn, without
+from engine.tokens.renderer import CannotRender, Chat, ParsedTurn, Tools
+from engine.tokens.tokenizer import CheckpointTokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class BackedRenderer:
+    """One renderer of the package `renderers` behind the `Renderer` protocol."""
+
+    def __init__(self, name: str, inner: Any, tokenizer: CheckpointTokenizer) -> None:
+        self.name = name
+        self.stop_token_ids = tuple(int(token) for token in inner.get_stop_token_ids())
+        self._inner = inner
+        self._tokenizer = tokenizer
+        self._clean = without(tokenizer.special_texts)
+
+    def render(self, messages: Chat, tools: Tools) -> "NDArray[np.int32]":
+        return _array(self._ids(messages, tools))
+
+    def extend(
+        self, prompt: "NDArray[np.int32]", sampled: "NDArray[np.int32]", messages: Chat, tools: Tools
+    ) -> "NDArray[np.int32] | None":
+        before, turn = prompt.tolist(), sampled.tolist()
+        bridged = self._inner.bridge_to_next_turn(before, turn, list(messages), tools=list(tools) or None)
+        if bridged is not None:
+            stream = before + turn
+            if bridged.token_ids[: len(stream)] == stream:
+                return _array(bridged.token_ids[len(stream) :])
+        tail = self.proved_tail(messages, tools)
+        if tail is None:
+            return None
+        return _array(tail[1:] if turn and turn[-1] in self.stop_token_ids else tail)
+
+    def proved_tail(self, messages: Chat, tools: Tools) -> list[int] | None:
+        """Ids from the closing token of any turn to the next turn's beginning; None where that cannot be proved."""
+        try:
+            return extension(lambda chat: self._ids(chat, tools), messages, self.stop_token_ids)
+        except CannotRender:
+            return None
+
+    def parse(self, prompt: "NDArray[np.int32]", sampled: "NDArray[np.int32]", tools: Tools) -> ParsedTurn:
+        ids = sampled.tolist()
+        try:
+            parsed = self._inner.parse_response(ids, tools=list(tools) or None, prompt_ids=prompt.tolist())
+            decode = self._tokenizer.decode
+            return to_turn(parsed, bool(tools), self._clean, lambda start, end: decode(ids[start:end]))
+        except Exception:
+            # A sampled turn can be anything (arguments nested a thousand deep); no parser of it may end a trial.
+            return ParsedTurn(content=self._clean(self._tokenizer.decode(ids)), reasoning="", calls=())
+
+    def token_texts(self, ids: "NDArray[np.int32]") -> list[str]:
+        return [self._tokenizer.decode([token]) for token in ids.tolist()]
+
+    def _ids(self, messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[int]:
+        try:
+            return list(self._inner.render_ids(list(messages), tools=list(tools) or None, add_generation_prompt=True))
+        except (ValueError, TypeError, KeyError, RuntimeError) as problem:
+            # RuntimeError: Jinja's own errors and a recursion that is too deep.
+            raise CannotRender(f"{self.name}: {problem}") from None
+
+
+def _array(ids: list[int]) -> "NDArray[np.int32]":
+    import numpy as np
+
+    return np.asarray(ids, dtype=np.int32)

@@ -1,0 +1,33 @@
+"""Renderers written for a model family, from the package `renderers`.
+
+Thinking is off unless asked for. History keeps what was sampled, thinking included, whatever message follows
+(`thinking_retention="all"`): a stream only ever grows.
+"""
+
+from typing import Any
+
+from engine.core.errors import ConfigError
+from engine.tokens.backed import BackedRenderer
+from engine.tokens.tokenizer import CheckpointTokenizer
+
+
+def family_renderer(name: str, thinking: bool, tokenizer: CheckpointTokenizer) -> BackedRenderer:
+    """The renderer of the family `name`. Raises ConfigError when there is none, or it does not fit the tokenizer."""
+    from renderers import config_from_name, create_renderer
+
+    try:
+        defaults: Any = config_from_name(name)
+    except (ValueError, KeyError) as problem:
+        way_out = "name a renderer of the package `renderers`, or `template`"
+        raise ConfigError("model.renderer", name, str(problem), way_out) from None
+    options: dict[str, Any] = {"thinking_retention": "all"}
+    if "enable_thinking" in type(defaults).model_fields:
+        options["enable_thinking"] = thinking
+    elif thinking:
+        raise ConfigError("model.renderer", f"{name}-thinking", "this family has no such switch", f"use `{name}`")
+    try:
+        inner = create_renderer(tokenizer, type(defaults)(**options))
+    except (AssertionError, ValueError) as problem:
+        way_out = "use the renderer of the model's own family"
+        raise ConfigError("model.renderer", name, f"does not fit the tokenizer: {problem}", way_out) from None
+    return BackedRenderer(name, inner, tokenizer)

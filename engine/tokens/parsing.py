@@ -1,0 +1,96 @@
+"""From the attempts that `renderers` parsed to the message that a provider would return.
+
+A malformed call keeps its name and its raw arguments, so that the harness can answer it; a block in which no name can
+be found, and any call where no tools were offered, stays text. The sampled tokens are not touched by any of it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engine.tokens.renderer import ParsedCall, ParsedTurn
+
+_NAME = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def to_turn(
+    parsed: Any, tools_offered: bool, clean: Callable[[str], str], span_text: Callable[[int, int], str]
+) -> ParsedTurn:
+    """`parsed` is a `renderers.ParsedResponse`; `clean` drops control tokens from text; `span_text` is the text of a
+    range of the sampled tokens."""
+    calls: list[ParsedCall] = []
+    left_over: list[str] = []
+    for attempt in parsed.tool_calls:
+        call = _call(attempt) if tools_offered else None
+        if call is None:
+            left_over.append(span_text(*attempt.token_span) if attempt.token_span else attempt.raw)
+        else:
+            calls.append(call)
+    text = "\n".join(part for part in (parsed.content, *left_over) if part)
+    return ParsedTurn(content=clean(text), reasoning=clean(parsed.reasoning_content or ""), calls=tuple(calls))
+
+
+def _call(attempt: Any) -> ParsedCall | None:
+    name = attempt.name
+    if isinstance(name, str) and name and attempt.status in ("ok", "unknown_tool"):
+        arguments = attempt.arguments
+        if isinstance(arguments, dict):
+            return ParsedCall(name=_unicode(name), arguments=_dump(arguments), well_formed=True)
+        if arguments is None:
+            return ParsedCall(name=_unicode(name), arguments="{}", well_formed=True)
+        return _from_other(_unicode(name), arguments)
+    found = name if isinstance(name, str) and name else _find_name(attempt.raw)
+    if not found:
+        return None
+    return ParsedCall(name=_unicode(found), arguments=_unicode(_raw_arguments(attempt.raw)), well_formed=False)
+
+
+def _from_other(name: str, arguments: Any) -> ParsedCall:
+    """Arguments that the model wrote as a string (perhaps with JSON in it), a list or a number."""
+    text = _unicode(arguments) if isinstance(arguments, str) else _dump(arguments)
+    try:
+        well_formed = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        well_formed = False
+    return ParsedCall(name=name, arguments=text, well_formed=well_formed)
+
+
+def _find_name(raw: str) -> str:
+    match = _NAME.search(raw)
+    if match is None:
+        return ""
+    try:
+        return str(json.loads(f'"{match[1]}"', strict=False))
+    except ValueError:
+        return match[1]
+
+
+def _raw_arguments(raw: str) -> str:
+    """What stands after `"arguments":`, without the brace that closes the call itself; the whole text without it."""
+    match = _ARGUMENTS.search(raw)
+    if match is None:
+        return raw.strip()
+    rest = raw[match.end() :].strip()
+    if rest.endswith("}") and rest.count("}") > rest.count("{"):
+        rest = rest[:-1].rstrip()
+    return rest
+
+
+def _dump(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return json.dumps(value) if _SURROGATE.search(text) else text
+
+
+def _unicode(text: str) -> str:
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def without(texts: Sequence[str]) -> Callable[[str], str]:
+    """A function that removes these texts."""
+    if not texts:
+        return _unicode
+    pattern = re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
+    return lambda text: _unicode(pattern.sub("", text))

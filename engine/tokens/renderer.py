@@ -1,0 +1,67 @@
+"""What the proxy asks of a model family's message format.
+
+Invariant: `extend` returns only what follows a stream that was sampled; the stream itself is never rendered again.
+A format that cannot promise this for given messages returns None, and the caller opens a new stream.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Chat = Sequence[Mapping[str, Any]]
+"""Messages as mappings with OpenAI's field names; tool arguments as objects, or as text where they are none."""
+Tools = Sequence[Mapping[str, Any]]
+"""OpenAI tool objects."""
+
+
+class CannotRender(ValueError):
+    """The family's format has no way to say these messages; one line that says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedCall:
+    """One tool call as sampled; a malformed one keeps its raw arguments."""
+
+    name: str
+    arguments: str
+    """JSON text of an object when `well_formed`, else what the model wrote."""
+    well_formed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedTurn:
+    """A sampled turn as a provider of this model would return it."""
+
+    content: str
+    reasoning: str
+    calls: tuple[ParsedCall, ...]
+
+
+class Renderer(Protocol):
+    """Messages ↔ token ids of one model family."""
+
+    name: str
+    stop_token_ids: tuple[int, ...]
+    """Tokens that end a turn."""
+
+    def render(self, messages: Chat, tools: Tools) -> "NDArray[np.int32]":
+        """int32 [n]: the whole prompt up to where the assistant begins. Raises CannotRender."""
+        ...
+
+    def extend(
+        self, prompt: "NDArray[np.int32]", sampled: "NDArray[np.int32]", messages: Chat, tools: Tools
+    ) -> "NDArray[np.int32] | None":
+        """int32 [new]: what follows `prompt + sampled` so that the assistant answers `messages`; None: it cannot be."""
+        ...
+
+    def parse(self, prompt: "NDArray[np.int32]", sampled: "NDArray[np.int32]", tools: Tools) -> ParsedTurn:
+        """The message in a sampled turn; never raises: what cannot be parsed is content."""
+        ...
+
+    def token_texts(self, ids: "NDArray[np.int32]") -> list[str]:
+        """The text of each token by itself; bytes that are no character by themselves read U+FFFD."""
+        ...

@@ -1,0 +1,42 @@
+"""Any model with a Jinja chat template, as long as the template proves itself prefix-exact.
+
+At load a tool's result and a user's message are appended to a stand-in conversation; a template that rewrites what
+stands before them is refused, since with it no sampled token could keep its context. Each later extension is proved
+again for its own messages.
+"""
+
+from typing import Any
+
+from engine.core.errors import ConfigError
+from engine.tokens.backed import BackedRenderer
+from engine.tokens.tokenizer import CheckpointTokenizer
+
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": "tool", "description": "A tool.", "parameters": {"type": "object", "properties": {}}},
+}
+_PROBES: dict[str, tuple[dict[str, Any], ...]] = {
+    "a tool's result": ({"role": "tool", "tool_call_id": "call00001", "content": "result"},),
+    "a user's message": ({"role": "user", "content": "go on"},),
+}
+
+
+def template_renderer(tool_parser: str | None, thinking: bool, tokenizer: CheckpointTokenizer) -> BackedRenderer:
+    """The checkpoint's own chat template. Raises ConfigError when there is none, or it is not prefix-exact."""
+    from renderers import DefaultRendererConfig, create_renderer
+    from transformers import PreTrainedTokenizerFast
+
+    full = PreTrainedTokenizerFast.from_pretrained(tokenizer.name_or_path)
+    way_out = "name the renderer of the model's family"
+    if not full.chat_template:
+        raise ConfigError("model.renderer", "template", "the checkpoint has no chat template", way_out)
+    try:
+        inner = create_renderer(full, DefaultRendererConfig(tool_parser=tool_parser, enable_thinking=thinking))
+    except (ValueError, KeyError) as problem:
+        raise ConfigError("model.renderer", f"template:{tool_parser}", str(problem), "name a known parser") from None
+    renderer = BackedRenderer("template", inner, tokenizer)
+    for name, new in _PROBES.items():
+        if renderer.proved_tail(new, (_PROBE_TOOL,)) is None:
+            fault = f"the chat template is not prefix-exact: appending {name} changes what stands before it"
+            raise ConfigError("model.renderer", "template", fault, way_out)
+    return renderer

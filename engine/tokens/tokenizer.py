@@ -1,0 +1,59 @@
+"""The tokenizer of a checkpoint folder, on `tokenizers` alone.
+
+It offers `renderers` what it asks of a tokenizer and no more: without character offsets that library skips the
+attribution of tokens to messages, which is most of its cost and of no use here. Encoding is safe from several threads.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+
+class CheckpointTokenizer:
+    """`tokenizer.json` of a Hugging Face checkpoint, with the surface that `renderers` expects."""
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise ConfigError("model.path", str(folder), "has no tokenizer.json", "point it to a checkpoint folder")
+        self.backend: Backend = Tokenizer.from_file(str(file))
+        self.name_or_path = str(folder)
+        self.unk_token_id: int | None = None
+        self._folder = folder
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Contents of tokenizer_config.json; empty where there is none."""
+        file = self._folder / "tokenizer_config.json"
+        return dict(json.loads(file.read_text())) if file.is_file() else {}
+
+    @cached_property
+    def eos_token_id(self) -> int | None:
+        token = self.settings.get("eos_token")
+        name = token.get("content") if isinstance(token, dict) else token
+        return self.convert_tokens_to_ids(name) if isinstance(name, str) else None
+
+    @cached_property
+    def special_texts(self) -> tuple[str, ...]:
+        """Texts of the control tokens, which no reader of a message should see."""
+        added = self.backend.get_added_tokens_decoder().values()
+        return tuple(token.content for token in added if token.special)
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return str(self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        found = self.backend.token_to_id(token)
+        return None if found is None else int(found)
