@@ -1,0 +1,27 @@
+"""`job=prepare`: build once on this machine what the configured run needs. Interrupted, it goes on where it stopped."""
+
+from engine.config.built import Built
+from engine.observe.progress import make_progress
+from engine.run.workbench import check_machine, images_needed
+from engine.sandbox.images import DebianImageStore
+
+
+class PrepareJob:
+    """Images, harness runtimes, the grader's toolchain, the model and the tasks."""
+
+    async def run(self, built: Built) -> int:
+        """Exit code 0 when the same configuration can run afterwards."""
+        images = DebianImageStore()
+        with make_progress(built.observe.progress_interval_s) as progress:
+            await built.sandbox.prepare(progress.say)
+            await built.inference.prepare(progress.say)
+            needed = images_needed(built)
+            for index, (key, spec) in enumerate(needed.items()):
+                progress.phase("images", index, len(needed), key)
+                await images.build(spec, progress.say)
+            progress.phase("images", len(needed), len(needed), "")
+            await built.model.prepare(progress.say)
+            await built.tasks.prepare(progress.say)
+            check_machine(built, images)
+            progress.say(f"prepared: {len(built.tasks.load())} tasks, model {built.model.info().name}")
+        return 0

@@ -1,0 +1,176 @@
+"""`job=train`: rollout → train → sync → validate, step after step, from where the run directory left off.
+
+Invariant: a step is finished when its checkpoint is whole. A restart goes on at the last whole checkpoint and reads the
+trials of the open step that were already finished, so none is lost and none is trained twice.
+"""
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from engine.config.built import Built
+from engine.config.bundle import describe
+from engine.core.errors import LegoError
+from engine.core.records import Scored, Trial
+from engine.observe.observer import Observer
+from engine.observe.summary import summarise
+from engine.run.optimise import Optimiser
+from engine.run.plan import Plan, Sampling
+from engine.run.rollout import Rollout
+from engine.run.workbench import Workbench, check_machine, open_workbench
+from engine.sandbox.images import DebianImageStore
+from engine.store.layout import Layout
+from engine.store.reader import Reader
+from engine.store.state import StateFile
+from engine.store.writer import Writer
+
+
+class TrainJob:
+    """The main job."""
+
+    async def run(self, built: Built) -> int:
+        """Exit code 0 when all planned steps are done."""
+        images = DebianImageStore()
+        check_machine(built, images)
+        tasks = built.tasks.load()
+        plan = Plan(
+            run=built.directory.name,
+            seed=built.seed,
+            schedule=built.schedule,
+            tasks=tasks,
+            harnesses=tuple(built.harnesses),
+            rollout=Sampling(temperature=built.proxy.temperature, top_p=built.proxy.top_p),
+        )
+        plan.check()
+        layout = _directory(built)
+        reader, writer = Reader(layout), Writer(layout)
+        previous = reader.state()
+        if previous is not None and previous["phase"] == "finished":
+            print(f"this run is finished; run.fresh=true starts it anew\n{layout.root}")
+            return 0
+        writer.text("config.yaml", yaml.safe_dump(describe(built), sort_keys=False))
+        state = StateFile(layout)
+        observer: Observer = built.observe
+        observer.start(layout)
+        try:
+            state.update("starting", steps=plan.steps)
+            observer.phase("starting sandboxes, inference and trainer", 0, 1, "")
+            async with open_workbench(built, layout, images) as bench:
+                await _Loop(built, plan, bench, layout, state).run()
+            summary = summarise(reader, state.wall_s)
+            writer.json("summary.json", summary)
+            state.update("finished")
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            state.update("interrupted", reason="interrupted; the same command goes on")
+            raise
+        except LegoError as error:
+            state.update("failed", reason=str(error))
+            raise
+        except Exception as error:
+            state.update("failed", reason=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            observer.stop()
+        _report(layout.root, summary)
+        return 0
+
+
+class _Loop:
+    """The steps of one started run."""
+
+    def __init__(self, built: Built, plan: Plan, bench: Workbench, layout: Layout, state: StateFile) -> None:
+        self._plan = plan
+        self._schedule = built.schedule
+        self._state = state
+        self._layout = layout
+        self._reader, self._writer = Reader(layout), Writer(layout)
+        self._observer: Observer = built.observe
+        self._rollout = Rollout(bench.shop, built.schedule, self._reader, self._writer)
+        self._optimiser = Optimiser(built, bench, layout)
+
+    async def run(self) -> None:
+        first = await self._optimiser.resume(self._reader.checkpoints())
+        if first:
+            self._observer.say(f"resuming at step {first + 1}/{self._plan.steps} from checkpoint {first}")
+        for step in range(first, self._plan.steps):
+            await self._step(step)
+
+    async def _step(self, step: int) -> None:
+        steps = self._plan.steps
+        self._state.update("rollout", step=step, policy_version=step)
+        scored = await self._sample(step, "rollout", self._plan.trials(step, step))
+        self._state.update("train")
+        self._observer.phase(f"step {step + 1}/{steps} train", 0, 1, "")
+        metrics = await self._optimiser.step(step, scored)
+        self._state.update("sync", policy_version=step + 1)
+        if self._schedule.validation_every and (step + 1) % self._schedule.validation_every == 0:
+            self._state.update("validation")
+            held_out = await self._sample(step, "validation", self._plan.validation(step, step + 1))
+            rewards = [one.verdict.reward for one in held_out if one.verdict is not None]
+            if rewards:
+                metrics["validation/reward"] = sum(rewards) / len(rewards)
+                metrics["validation/trials"] = len(rewards)
+        record = self._optimiser.record(step, metrics)
+        self._writer.step(record)
+        await self._optimiser.checkpoint(step + 1)
+        self._forget_routing(step, scored)
+        self._observer.step(record, steps, self._writer)
+
+    async def _sample(self, step: int, name: str, trials: Sequence[Trial]) -> list[Scored]:
+        """Run trials with a progress line for each attempt that ends."""
+        title = f"step {step + 1}/{self._plan.steps} {name}"
+        latest: dict[tuple[str, int], Scored] = {}
+
+        def show(scored: Scored) -> None:
+            key = scored.trajectory.trial.key
+            latest[key.task, key.sample] = scored
+            self._state.update(self._state.state.phase)
+            self._observer.trials(title, list(latest.values()), len(trials))
+
+        self._observer.trials(title, [], len(trials))
+        scored = await self._rollout.run(step, trials, show)
+        if name == "validation":
+            self._forget_routing(step, scored)
+        return scored
+
+    def _forget_routing(self, step: int, scored: Sequence[Scored]) -> None:
+        for one in scored:
+            trial = one.trajectory.trial
+            self._writer.forget_routing(step, trial.split, trial.key)
+
+
+def _directory(built: Built) -> Layout:
+    """The run's directory; with `run.fresh` an earlier run of the same configuration is moved aside, never deleted."""
+    root: Path = built.directory
+    if built.fresh and root.exists():
+        count = 1
+        while (aside := root.with_name(f"{root.name}~{count}")).exists():
+            count += 1
+        root.rename(aside)
+        print(f"the earlier run is kept as {aside}", file=sys.stderr)
+    root.mkdir(parents=True, exist_ok=True)
+    return Layout(root=root)
+
+
+def _report(root: Path, summary: Mapping[str, Any]) -> None:
+    """The summary for a person; the last line is the run's directory."""
+    trials, alignment = summary["trials"], summary["alignment"]
+    excluded = ", ".join(f"{reason} {count}" for reason, count in trials["excluded"].items()) or "none"
+    rewards = ", ".join(f"{reward:.3f}" for reward in summary["reward"]["by_step"])
+    lines = [
+        f"steps        {summary['steps']}",
+        f"trials       {trials['started']} started, {trials['kept']} kept; excluded: {excluded}",
+        f"reward       by step: {rewards}",
+        f"alignment    Pearson r {alignment['pearson_r_median']}, max |Δ log p| {alignment['max_abs_dlogp']}",
+        f"tokens       {summary['tokens']['sampled']} sampled, {summary['tokens']['trained']} trained",
+        "stages       " + ", ".join(f"{name} {q['p50']:.2f} s" for name, q in summary["stages"].items()) + " (p50)",
+        f"wall         {summary['wall_s']:.0f} s",
+        "look next    summary.json, config.yaml, trajectories/*/*.parquet, steps/*.parquet;",
+        f"             tensorboard --logdir {root / 'tensorboard'}",
+        str(root),
+    ]
+    print("\n".join(lines))

@@ -1,0 +1,122 @@
+"""The optimiser's side of a step: judged trajectories → batch → update → the engine has the new weights, proven.
+
+Consumes: the `Scored` of a step. Produces: metrics, a checkpoint. Waits for: the engine to hold the new weights.
+"""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from engine.config.built import Built
+from engine.core.records import Batch, Group, Scored, StepRecord
+from engine.inference.probe import probe
+from engine.run.workbench import Workbench
+from engine.samples.alignment import check_batch, compare_batch
+from engine.samples.groups import make_groups
+from engine.samples.rows import make_batch
+from engine.store.layout import Layout
+
+
+class Optimiser:
+    """Owns the trainer's version: after step n it is n + 1, in the trainer, in the engine and on disk."""
+
+    def __init__(self, built: Built, bench: Workbench, layout: Layout) -> None:
+        self._advantage = built.algorithm.advantage
+        self._bench = bench
+        self._layout = layout
+        self._probe_bar = built.inference.probe_max_abs_dlogp
+
+    async def resume(self, checkpoints: Sequence[int]) -> int:
+        """Go on at the newest checkpoint; returns its version, 0 when there is none. Probes the engine either way."""
+        version = checkpoints[-1] if checkpoints else 0
+        if version:
+            await asyncio.to_thread(self._bench.trainer.load, self._layout.checkpoint(version))
+            await self._transfer(version)
+        await self._probe()
+        return version
+
+    async def step(self, step: int, scored: Sequence[Scored]) -> dict[str, float]:
+        """Update on the step's trials, move the weights into the engine and probe it. Returns flat metrics."""
+        groups = make_groups(scored, self._advantage)
+        batch = make_batch(groups, step=step, policy_version=step)
+        counts = check_batch(groups, batch)
+        begun = time.monotonic()
+        result = dict(await asyncio.to_thread(self._bench.trainer.step, batch))
+        trained = time.monotonic()
+        agreement = _agreement(batch, result.pop("old_logprobs"))
+        await self._transfer(step + 1)
+        gap = await self._probe()
+        return {
+            **_rewards(groups),
+            "tokens/sampled": counts.sampled,
+            "tokens/trained": counts.trained,
+            **{name: float(value) for name, value in result.items()},
+            **agreement,
+            "probe/max_abs_dlogp": gap,
+            "time/train_s": trained - begun,
+            "time/sync_s": time.monotonic() - trained,
+        }
+
+    def record(self, step: int, metrics: Mapping[str, float]) -> StepRecord:
+        """The step's row; values that are not defined for it (NaN) are left out."""
+        return StepRecord(
+            step=step,
+            policy_version=step + 1,
+            metrics={name: float(value) for name, value in metrics.items() if not math.isnan(value)},
+        )
+
+    async def checkpoint(self, version: int) -> None:
+        """Save all that the next step depends on."""
+        self._layout.checkpoints.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(self._bench.trainer.save, self._layout.checkpoint(version))
+
+    async def _transfer(self, version: int) -> None:
+        path = self._layout.scratch / f"weights-{version}.safetensors"
+        try:
+            await asyncio.to_thread(self._bench.trainer.export, path)
+            await self._bench.inference.update_weights(path, version)
+        finally:
+            path.unlink(missing_ok=True)
+
+    async def _probe(self) -> float:
+        model = self._bench.model
+        return await probe(self._bench.inference, self._bench.trainer.score, model, self._probe_bar)
+
+
+def _rewards(groups: Sequence[Group]) -> dict[str, float]:
+    """Reward statistics over kept trajectories, and how many groups can teach anything."""
+    verdicts = [scored.verdict for group in groups for scored in group.kept if scored.verdict is not None]
+    rewards = [verdict.reward for verdict in verdicts]
+    mean = sum(rewards) / len(rewards)
+    flat = sum(1 for group in groups if not any(group.advantages))
+    endings = Counter(scored.trajectory.termination.value for group in groups for scored in group.kept)
+    return {
+        "reward/mean": mean,
+        "reward/std": (sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5,
+        "reward/resolved": sum(verdict.resolved for verdict in verdicts) / len(verdicts),
+        "groups/zero_variance": flat / len(groups),
+        "trials/kept": len(rewards),
+        "trials/excluded": sum(len(group.excluded) for group in groups),
+        **{f"termination/{name}": count / len(rewards) for name, count in endings.items()},
+    }
+
+
+def _agreement(batch: Batch, recomputed: Sequence[object]) -> dict[str, float]:
+    """Captured against recomputed log-probabilities; tokens of older weights are reported apart."""
+    fresh, stale = compare_batch(batch, recomputed)  # type: ignore[arg-type]
+    metrics = {
+        "alignment/tokens": fresh.tokens,
+        "alignment/pearson_r": fresh.pearson_r,
+        "alignment/kl": fresh.kl,
+        "alignment/max_abs_dlogp": fresh.max_abs_dlogp,
+        "alignment/worst_trajectory": max(fresh.trajectory_abs_dlogp.values(), default=0.0),
+    }
+    if stale.tokens:
+        metrics |= {
+            "alignment/stale_tokens": stale.tokens,
+            "alignment/stale_pearson_r": stale.pearson_r,
+            "alignment/stale_kl": stale.kl,
+        }
+    return metrics

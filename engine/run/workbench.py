@@ -1,0 +1,101 @@
+"""Starts everything a run needs, in order, and stops it in reverse, whatever happens.
+
+Order: sandboxes → trainer → inference → proxy. What is missing on this machine is found before anything starts.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from engine.config.built import Built
+from engine.core.contracts import ImageStore, Inference, Trainer
+from engine.core.errors import ConfigError, ConfigErrors
+from engine.core.records import ImageSpec, ModelInfo
+from engine.run.trial import Workshop
+from engine.sandbox.images import DebianImageStore
+from engine.store.layout import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workbench:
+    """All started."""
+
+    model: ModelInfo
+    inference: Inference
+    trainer: Trainer
+    shop: Workshop
+
+
+def images_needed(built: Built) -> dict[str, ImageSpec]:
+    """Configuration key → image or runtime that the run mounts."""
+    needed = {f"tasks (image {spec.name})": spec for spec in built.tasks.images()}
+    needed["verify (toolchain)"] = built.verify.toolchain()
+    for name, harness in built.harnesses.items():
+        needed[f"harnesses.{name} (runtime)"] = harness.runtime()
+    return needed
+
+
+def check_machine(built: Built, images: ImageStore) -> None:
+    """Raise ConfigErrors naming all that this machine lacks; nothing is started and nothing heavy imported."""
+    errors: list[ConfigError] = []
+    for component in (built.sandbox, built.inference, built.model, built.tasks):
+        errors += component.problems()
+    for harness in built.harnesses.values():
+        errors += harness.problems(images)
+    for key, spec in images_needed(built).items():
+        if not key.startswith("harnesses.") and not (images.path(spec) / ".complete").exists():
+            errors.append(
+                ConfigError(key, spec.name, "is not built on this machine", "run the same command with job=prepare")
+            )
+    if errors:
+        raise ConfigErrors(errors)
+
+
+@asynccontextmanager
+async def open_workbench(built: Built, layout: Layout, images: DebianImageStore) -> AsyncIterator[Workbench]:
+    """Start all components; on leaving, by success, error or cancellation, stop what was started."""
+    model = built.model.info()
+    layout.scratch.mkdir(parents=True, exist_ok=True)
+    layout.logs.mkdir(parents=True, exist_ok=True)
+    try:
+        await built.sandbox.start(images, layout.root.name)
+        starting_trainer = asyncio.create_task(
+            asyncio.to_thread(built.train.start, model, built.algorithm, built.routing_replay, built.seed)
+        )
+        try:
+            await built.inference.start(model, layout.logs)
+        finally:
+            await starting_trainer
+        await built.proxy.start(model, built.inference)
+        yield Workbench(
+            model=model,
+            inference=built.inference,
+            trainer=built.train,
+            shop=Workshop(
+                images=images,
+                sandboxes=built.sandbox,
+                proxy=built.proxy,
+                harnesses=built.harnesses,
+                defenses=built.defense.stages,
+                verifier=built.verify,
+                scratch=layout.scratch,
+                pids=built.sandbox.pids,
+                disk_mb=built.sandbox.disk_mb,
+            ),
+        )
+    finally:
+        await asyncio.shield(_stop(built))
+
+
+async def _stop(built: Built) -> None:
+    """Stop in reverse; every `stop` is idempotent, so what never started is no special case."""
+    problems: list[Exception] = []
+    for component in (built.proxy, built.inference, built.sandbox):
+        try:
+            await component.stop()
+        except Exception as problem:
+            problems.append(problem)
+    built.train.stop()
+    if problems:
+        raise problems[0]
