@@ -1,0 +1,52 @@
+"""A pool of the user's own Harbor-format task directories.
+
+Invariant: every folder below `path` that holds a `task.toml` is a task, in the order of their names; nothing is copied
+and nothing built. Refuses a folder without tasks, and each task as `engine.tasks.harbor` does.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.core.contracts import Say
+from engine.core.errors import ConfigError
+from engine.core.records import ImageSpec, Task
+from engine.tasks.harbor import read_task
+from engine.tasks.pool import check_names, image_spec, split_of
+
+
+class HarborDirectory:
+    """Task directories below one folder: `contracts.TaskPool`."""
+
+    def __init__(self, *, path: str, validation: Sequence[str], image: Mapping[str, Any]) -> None:
+        self.path = path
+        self.validation = validation
+        self.image = image
+
+    def problems(self) -> list[ConfigError]:
+        """A missing folder, unknown names; whatever is wrong within a task is said by `load`."""
+        folders = self._folders()
+        if not folders:
+            problem = "no folder in it holds a task.toml" if Path(self.path).is_dir() else "is not a folder"
+            return [ConfigError("tasks.path", self.path, problem, "name the parent folder of Harbor task directories")]
+        return check_names("tasks.validation", self.validation, [(folder.name,) for folder in folders])
+
+    def images(self) -> tuple[ImageSpec, ...]:
+        """The one image of all tasks."""
+        return (image_spec(self.image),)
+
+    async def prepare(self, say: Say) -> None:
+        """Nothing to build: the directories are the user's."""
+        say(f"tasks: {len(self._folders())} directories in {self.path}")
+
+    def load(self) -> tuple[Task, ...]:
+        """All tasks, by name. Raises ConfigError that names file and key."""
+        (image,) = self.images()
+        return tuple(
+            read_task(folder, split=split_of((folder.name,), self.validation), image=image)
+            for folder in self._folders()
+        )
+
+    def _folders(self) -> list[Path]:
+        root = Path(self.path).expanduser()
+        return sorted(file.parent for file in root.glob("*/task.toml"))

@@ -1,0 +1,115 @@
+"""Source distributions from the package index, by name, release and sha256.
+
+Invariant: `cache/sdists/SHA256/FILE` holds exactly those bytes or does not exist. Fetched by the ordinary pip client
+from whatever index this machine's pip is configured for; pip itself checks each hash before it looks into an archive.
+Refuses archives with links, special files or paths that leave the archive's one top folder.
+"""
+
+import asyncio
+import hashlib
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from engine.core.contracts import Say
+from engine.core.errors import PatchError, RunError
+from engine.core.patch import safe_path
+from engine.core.paths import cache_dir
+
+_MAX_BYTES = 64 << 20
+"""Unpacked size beyond which an archive is refused."""
+_VERSION_CONTROL = frozenset({".git", ".hg", ".svn", ".bzr"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sdist:
+    """One source distribution."""
+
+    package: str
+    version: str
+    file: str
+    sha256: str
+
+    @property
+    def path(self) -> Path:
+        return cache_dir() / "sdists" / self.sha256 / self.file
+
+
+async def fetch(sdists: Iterable[Sdist], say: Say) -> None:
+    """Bring what is not in the cache. Raises RunError with pip's own words."""
+    missing = [sdist for sdist in dict.fromkeys(sdists) if not sdist.path.is_file()]
+    batches = _batches(missing)
+    done = len(set(sdists)) - len(missing)
+    for batch in batches:
+        say(f"sdists: {done} in cache, fetching {', '.join(f'{item.package} {item.version}' for item in batch)}")
+        await _download(batch)
+        done += len(batch)
+
+
+def _batches(sdists: list[Sdist]) -> list[list[Sdist]]:
+    """One release of a package a batch: pip takes no two of one package in one call."""
+    batches: list[list[Sdist]] = []
+    for sdist in sdists:
+        free = next((batch for batch in batches if all(item.package != sdist.package for item in batch)), None)
+        if free is None:
+            batches.append(free := [])
+        free.append(sdist)
+    return batches
+
+
+async def _download(batch: list[Sdist]) -> None:
+    root = cache_dir() / "sdists"
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as folder:
+        requirements = Path(folder) / "requirements.txt"
+        requirements.write_text("".join(f"{s.package}=={s.version} --hash=sha256:{s.sha256}\n" for s in batch))
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command += ["--no-binary", ",".join(sdist.package for sdist in batch), "--require-hashes"]
+        command += ["--dest", folder, "--requirement", str(requirements)]
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        try:
+            output, _ = await process.communicate()
+        except BaseException:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            raise
+        if process.returncode != 0:
+            last = next((line for line in reversed(output.decode(errors="replace").splitlines()) if line.strip()), "")
+            names = " ".join(f"{sdist.package}=={sdist.version}" for sdist in batch)
+            raise RunError(
+                f"pip could not download the sdists of {names}: {last}; check `pip download` on this machine"
+            )
+        for sdist in batch:
+            _keep(Path(folder) / sdist.file, sdist)
+
+
+def _keep(fetched: Path, sdist: Sdist) -> None:
+    if not fetched.is_file() or hashlib.sha256(fetched.read_bytes()).hexdigest() != sdist.sha256:
+        raise RunError(f"pip did not bring {sdist.file} with sha256 {sdist.sha256}; another file stands in the index")
+    sdist.path.parent.mkdir(parents=True, exist_ok=True)
+    fetched.replace(sdist.path)
+
+
+def unpack(sdist: Sdist) -> dict[str, tuple[bytes, bool]]:
+    """Relative POSIX path → (contents, executable), without the archive's top folder and without what a version
+    control system left in it (a submodule's `.git`). Raises PatchError."""
+    tree: dict[str, tuple[bytes, bool]] = {}
+    total = 0
+    with tarfile.open(sdist.path, "r:gz") as archive:
+        for member in archive:
+            parts = PurePosixPath(member.name).parts[1:]
+            if member.isdir() or any(part in _VERSION_CONTROL for part in parts):
+                continue
+            inner = str(PurePosixPath(*parts))
+            total += member.size
+            stream = archive.extractfile(member) if member.isreg() else None
+            if stream is None or total > _MAX_BYTES or safe_path(inner) in tree:
+                raise PatchError(f"{sdist.file}: {member.name} is a link, a double or too large")
+            tree[inner] = (stream.read(), bool(member.mode & 0o100))
+    return tree
