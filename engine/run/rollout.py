@@ -43,13 +43,16 @@ class Rollout:
         return [task.result() for task in running]
 
     async def _attempts(self, step: int, trial: Trial, on_done: OnDone) -> Scored:
-        for attempt in range(self._schedule.max_attempts):
+        attempt = 0
+        while True:
             tried = replace(trial, key=replace(trial.key, attempt=attempt))
-            scored = self._reader.trial(step, tried)
-            if scored is None:
-                scored = await run_trial(tried, self._shop)
-                self._writer.trial(step, scored)
+            scored = self._reader.trial(step, tried) or await self._fresh(step, tried)
             on_done(scored)
-            if not scored.trajectory.termination.retryable:
-                break
+            attempt += 1
+            if not scored.trajectory.termination.retryable or attempt >= self._schedule.max_attempts:
+                return scored
+
+    async def _fresh(self, step: int, trial: Trial) -> Scored:
+        scored = await run_trial(trial, self._shop)
+        self._writer.trial(step, scored)
         return scored
