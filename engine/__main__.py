@@ -13,7 +13,7 @@ from pathlib import Path
 
 from engine.config.assemble import assemble
 from engine.config.command import run_command
-from engine.config.compose import Composed
+from engine.config.composed import Composed
 from engine.core.errors import ConfigError, LegoError
 
 INTERRUPTED = 130

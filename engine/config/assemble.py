@@ -7,7 +7,7 @@ from engine.config.build import build
 from engine.config.built import Built
 from engine.config.bundle import configuration_hash, run_directory
 from engine.config.checks import check_run
-from engine.config.compose import Composed
+from engine.config.composed import Composed
 from engine.config.schemas import load_registry
 from engine.config.validate import validate
 
@@ -15,7 +15,7 @@ from engine.config.validate import validate
 def assemble(composed: Composed) -> Built:
     """Raises ConfigErrors with one line a problem."""
     config, registry = composed.config, load_registry()
-    validate(config, registry)
+    validate(composed, registry)
     check_run(config)
     objects = build(config, registry)
     run = objects.pop("run")

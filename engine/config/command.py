@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import hydra
-from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -23,9 +21,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from engine.config.completion import install_script
-from engine.config.compose import CONFIG_NAME, HYDRA_VERSION_BASE, Composed, compose, finish
-from engine.config.diagnose import diagnose
-from engine.config.schemas import CONFIGS, load_registry
+from engine.config.compose import HYDRA_VERSION_BASE, compose, explain, finish
+from engine.config.composed import Composed
+from engine.config.schemas import CONFIG_NAME, TREE, Tree, load_registry
 from engine.config.validate import problems
 from engine.core.errors import ConfigError, ConfigErrors
 
@@ -35,7 +33,7 @@ Execute = Callable[[Composed], int]
 NOTHING_TO_DO = "say what to run, for example: python -m engine experiment=openhands_gspo (groups and options: --help)"
 
 
-def run_command(arguments: Sequence[str], execute: Execute) -> int:
+def run_command(arguments: Sequence[str], execute: Execute, tree: Tree = TREE) -> int:
     """Do what the command line says. Returns the exit code; raises ConfigError and SystemExit (Hydra's own flags)."""
     if not arguments:
         print(NOTHING_TO_DO, file=sys.stderr)
@@ -46,7 +44,7 @@ def run_command(arguments: Sequence[str], execute: Execute) -> int:
         return 0
     rewritten = list(arguments)
     if parsed.multirun:
-        overrides = check_sweep(parsed.overrides)
+        overrides = check_sweep(parsed.overrides, tree)
         rewritten = [overrides.get(argument, argument) for argument in arguments]
     codes: list[int] = []
 
@@ -56,17 +54,15 @@ def run_command(arguments: Sequence[str], execute: Execute) -> int:
 
     try:
         with _arguments_of_hydra(rewritten):
-            hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(CONFIGS), config_name=CONFIG_NAME)(task)()
+            hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(tree.configs), config_name=CONFIG_NAME)(task)()
     except ConfigError:
         raise
     except (HydraException, ValueError, OSError) as error:
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(CONFIGS), version_base=HYDRA_VERSION_BASE, job_name="engine"):
-            raise diagnose(parsed.overrides, error) from error
+        raise explain(parsed.overrides, error, tree) from error
     return next((code for code in codes if code), 0)
 
 
-def check_sweep(overrides: Sequence[str]) -> dict[str, str]:
+def check_sweep(overrides: Sequence[str], tree: Tree) -> dict[str, str]:
     """Validate every job of a sweep before the first one starts; returns how Hydra is to be given each override.
 
     A fixed override becomes a sweep of one value: Hydra otherwise checks it against the configuration without the
@@ -78,7 +74,7 @@ def check_sweep(overrides: Sequence[str]) -> dict[str, str]:
     (jobs,) = BasicSweeper.split_arguments(own, max_batch_size=None)
     for job in jobs:
         try:
-            found: Sequence[ConfigError] = problems(compose(job).config, load_registry())
+            found: Sequence[ConfigError] = problems(compose(job, tree), load_registry(tree.schemas))
         except ConfigErrors as several:
             found = several.errors
         errors |= {str(error): error for error in found}

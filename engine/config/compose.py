@@ -4,49 +4,42 @@ Order: groups < scale < experiment < command line. Invariant: what leaves here h
 bool and None; a missing value is still the string `???`, for `validate` to name.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import Container, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, flag_override
+from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
-from engine.config.origins import Origins, trace
-from engine.config.schemas import CONFIGS
+from engine.config.composed import Composed
+from engine.config.diagnose import diagnose
+from engine.config.origins import trace
+from engine.config.schemas import CONFIG_NAME, TREE, Tree
 from engine.core.errors import ConfigError, ConfigErrors
 
-CONFIG_NAME = "run"
 HYDRA_VERSION_BASE = "1.3"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Composed:
-    """A resolved configuration and how it came about."""
-
-    config: Mapping[str, Any]
-    """Plain and resolved; not yet validated."""
-    command_line: tuple[str, ...]
-    """The overrides as they were given."""
-    origins: Origins
-    """Dotted key → where its value was set."""
-
-
-def compose(overrides: Sequence[str], configs: Path = CONFIGS) -> Composed:
+def compose(overrides: Sequence[str], tree: Tree = TREE) -> Composed:
     """Compose `run.yaml` with Hydra overrides. Raises ConfigErrors; every problem that can be told apart at once."""
-    from engine.config.diagnose import diagnose
-
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(configs), version_base=HYDRA_VERSION_BASE, job_name="engine"):
+    with initialize_config_dir(str(tree.configs), version_base=HYDRA_VERSION_BASE, job_name="engine"):
         try:
             config = hydra_compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=True)
+            return finish(config, config)
         except Exception as error:
-            raise diagnose(overrides, error) from error
-        return finish(config, config)
+            failure = error
+    raise explain(overrides, failure, tree) from failure
+
+
+def explain(overrides: Sequence[str], error: Exception, tree: Tree) -> ConfigErrors:
+    """Every problem of overrides whose composition failed with `error`."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(tree.configs), version_base=HYDRA_VERSION_BASE, job_name="engine"):
+        return diagnose(overrides, error, tree, lambda lines: compose(lines, tree))
 
 
 def finish(config: DictConfig, with_hydra: DictConfig) -> Composed:
@@ -55,37 +48,53 @@ def finish(config: DictConfig, with_hydra: DictConfig) -> Composed:
     before = singleton.cfg
     singleton.set_config(with_hydra)
     try:
-        plain = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
-        failed = list(_unresolvable(plain, plain))
-        if failed:
-            raise ConfigErrors(failed)
-        resolved = OmegaConf.to_container(plain, resolve=True, throw_on_missing=False)
-        origins = trace(with_hydra, plain)
+        raw = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        origins = trace(with_hydra, raw)
+        interpolated, unresolved = _settle_interpolations(raw)
+        resolved = OmegaConf.to_container(raw, resolve=True, throw_on_missing=False)
     finally:
         singleton.cfg = before
     assert isinstance(resolved, dict)
-    overrides = tuple(str(item) for item in with_hydra.hydra.overrides.task)
     return Composed(
-        config={str(key): value for key, value in resolved.items()}, command_line=overrides, origins=origins
+        config={str(key): value for key, value in resolved.items()},
+        command_line=tuple(str(item) for item in with_hydra.hydra.overrides.task),
+        origins=origins,
+        interpolated=interpolated,
+        unresolved=unresolved,
     )
 
 
-def _unresolvable(root: DictConfig, node: Container) -> Iterator[ConfigError]:
-    """Each interpolation that has no value, by its full key; one that leads to a missing value is left to `validate`."""
-    keys: list[Any] = list(range(len(node))) if OmegaConf.is_list(node) else list(node)
+def _settle_interpolations(raw: DictConfig) -> tuple[dict[str, str], dict[str, ConfigError]]:
+    """All interpolations by key, and those that fail; each failing one becomes `???`, so that the rest can be resolved.
+
+    One that leads to a missing value is no failure of its own: `validate` names the missing value."""
+    found: dict[str, str] = {}
+    failed: dict[str, ConfigError] = {}
+    broken: list[tuple[DictConfig | ListConfig, Any]] = []
+    for node, key in _interpolations(raw):
+        child: Any = node._get_node(key)
+        name, text = str(node._get_full_key(key)), str(child._value())
+        found[name] = text
+        try:
+            node[key]
+        except InterpolationToMissingValueError:
+            broken.append((node, key))
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0]
+            way_out = "name an existing key, in full, as ${group.key}"
+            failed[name] = ConfigError(name, text, f"cannot be resolved ({reason})", way_out)
+            broken.append((node, key))
+    for node, key in broken:
+        with flag_override(node, ["struct", "readonly"], [False, False]):
+            node[key] = MISSING
+    return found, failed
+
+
+def _interpolations(node: DictConfig | ListConfig) -> Iterator[tuple[DictConfig | ListConfig, Any]]:
+    keys: list[Any] = list(range(len(node))) if isinstance(node, ListConfig) else list(node)
     for key in keys:
-        child = node._get_node(key)
+        child: Any = node._get_node(key)
         if OmegaConf.is_interpolation(node, key):
-            try:
-                node[key]
-            except OmegaConfBaseException as error:
-                if OmegaConf.is_missing(node, key):
-                    continue
-                yield ConfigError(
-                    node._get_full_key(key),
-                    child._value() if child is not None else None,
-                    f"cannot be resolved ({str(error).splitlines()[0]})",
-                    "name an existing key, in full, as ${group.key}",
-                )
-        elif isinstance(child, Container) and not child._is_none() and not child._is_missing():
-            yield from _unresolvable(root, child)
+            yield node, key
+        elif isinstance(child, DictConfig | ListConfig) and not child._is_none() and not child._is_missing():
+            yield from _interpolations(child)

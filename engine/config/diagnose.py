@@ -4,7 +4,8 @@ Hydra stops at the first problem and speaks of its own inner life. So a failed c
 override is parsed, looked up and applied by itself, and what remains is validated too, so that all is named at once.
 """
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
@@ -17,39 +18,50 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from engine.config.composed import Composed
 from engine.config.nearest import nearest, nearest_key, suggestion
+from engine.config.schemas import CONFIG_NAME, Registry, Tree, load_registry
+from engine.config.validate import problems, schema_of
 from engine.core.errors import ConfigError, ConfigErrors
 
+Recompose = Callable[[Sequence[str]], Composed]
 HINT = "see --help for groups, options and keys"
 
 
-def diagnose(overrides: Sequence[str], error: Exception, config_name: str = "run") -> ConfigErrors:
-    """Needs an initialised GlobalHydra. `error` is what Hydra raised; it is the answer only if nothing else is found."""
+def diagnose(overrides: Sequence[str], error: Exception, tree: Tree, recompose: Recompose) -> ConfigErrors:
+    """Needs an initialised GlobalHydra. `error`, which Hydra raised, is the answer only if nothing else is found."""
     loader = GlobalHydra.instance().config_loader()
     errors: list[ConfigError] = []
     parsed = list(_parse(overrides, errors))
     groups = set(_groups(loader))
     chosen = [line for line in parsed if line.key_or_group in groups and not isinstance(line.value(), dict)]
-    good = [line for line in chosen if not (found := _bad_choice(line, loader)) or errors.extend(found)]
+    good: list[Override] = []
+    for line in chosen:
+        found = _bad_choice(line, loader)
+        errors += found
+        good += [] if found else [line]
     values = [line for line in parsed if line not in chosen]
     try:
-        config = loader.load_configuration(config_name, [str(line.input_line) for line in good], RunMode.RUN)
+        config = loader.load_configuration(CONFIG_NAME, [str(line.input_line) for line in good], RunMode.RUN)
     except Exception as inner:
         return ConfigErrors([*errors, _from_hydra(inner)])
-    accepted = [line for line in values if not _bad_value(line, config, groups, errors)]
+    accepted: list[Override] = []
+    for line in values:
+        after = _applied(line, config)
+        if after is None:
+            errors.append(_unknown_key(line, config, groups, load_registry(tree.schemas)))
+        else:
+            config = after
+            accepted.append(line)
     if not errors:
         return ConfigErrors([_from_hydra(error)])
-    return ConfigErrors([*errors, *_also([*good, *accepted])])
+    return ConfigErrors([*errors, *_also([*good, *accepted], tree, recompose)])
 
 
-def _also(lines: list[Override]) -> list[ConfigError]:
+def _also(lines: list[Override], tree: Tree, recompose: Recompose) -> list[ConfigError]:
     """What is wrong with the rest of the configuration, once the named problems are left out."""
-    from engine.config.compose import compose
-    from engine.config.schemas import load_registry
-    from engine.config.validate import problems
-
     try:
-        return problems(compose([str(line.input_line) for line in lines]).config, load_registry())
+        return problems(recompose([str(line.input_line) for line in lines]), load_registry(tree.schemas))
     except ConfigErrors:
         return []
 
@@ -84,6 +96,8 @@ def _bad_choice(line: Override, loader: ConfigLoader) -> list[ConfigError]:
     options = loader.get_group_options(group, ObjectType.CONFIG)
     if line.is_delete():
         return []
+    if line.is_add() or line.is_force_add() or line.package:
+        return [ConfigError(line.get_key_element(), value, "every group is in place already", f"write {group}={value}")]
     if not isinstance(value, str | list):
         return [ConfigError(group, value, "needs the name of an option", suggestion(None, options))]
     wanted = value if isinstance(value, list) else [value]
@@ -94,41 +108,42 @@ def _bad_choice(line: Override, loader: ConfigLoader) -> list[ConfigError]:
     ]
 
 
-def _bad_value(line: Override, config: DictConfig, groups: set[str], errors: list[ConfigError]) -> bool:
-    """Apply one `key=value`; on failure add why and return True."""
+def _applied(line: Override, config: DictConfig) -> DictConfig | None:
+    """The configuration after one `key=value`; None when its key does not exist."""
+    changed = copy.deepcopy(config)
     key, value = line.key_or_group, line.value()
     try:
-        if line.is_add() or line.is_force_add():
-            OmegaConf.update(config, key, value, merge=True, force_add=True)
-        elif line.is_delete():
-            if OmegaConf.select(config, key) is None:
-                raise KeyError(key)
-        else:
-            OmegaConf.update(config, key, value, merge=True)
+        if line.is_delete():
+            return changed if OmegaConf.select(changed, key) is not None else None
+        OmegaConf.update(changed, key, value, merge=True, force_add=line.is_add() or line.is_force_add())
     except (OmegaConfBaseException, KeyError, TypeError, ValueError):
-        errors.append(_unknown_key(key, value, config, groups))
-        return True
-    return False
+        return None
+    return changed
 
 
-def _unknown_key(key: str, value: Any, config: DictConfig, groups: set[str]) -> ConfigError:
-    plain = OmegaConf.to_container(config, resolve=False)
-    plain = {name: child for name, child in plain.items() if name != "hydra"} if isinstance(plain, dict) else {}
+def _unknown_key(line: Override, config: DictConfig, groups: set[str], registry: Registry) -> ConfigError:
+    key, value = line.key_or_group, line.value()
+    container = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(container, dict)
+    plain = {str(name): child for name, child in container.items() if name != "hydra"}
     keys = [name for name in _dotted(plain) if "_target_" not in name]
-    if "." not in key:
-        names = [*sorted(name for name in groups if not name.startswith("hydra")), *plain]
+    parent, _, leaf = key.rpartition(".")
+    if not parent:
+        names = list(dict.fromkeys([*sorted(name for name in groups if not name.startswith("hydra")), *plain]))
         guess = nearest(key, names) or nearest_key(key, keys)
-        return ConfigError(key, value, "unknown key or group", suggestion(guess, dict.fromkeys(names)))
-    parent = key.rpartition(".")[0]
+        return ConfigError(key, value, "unknown key or group", suggestion(guess, names))
     node = OmegaConf.select(config, parent)
-    guess = nearest_key(key, keys)
-    if node is not None and not isinstance(node, DictConfig):
-        return ConfigError(key, value, f"{parent} is a single value, it has no keys", f"set {parent}=VALUE")
     if isinstance(node, DictConfig):
+        schema = schema_of(parent, plain, registry)
+        if schema and isinstance(schema.get("additionalProperties"), dict):
+            return ConfigError(key, value, f"not in the free-form map {parent} yet", f"write +{line.input_line}")
         siblings = [str(name) for name in node if name != "_target_"]
-        adding = "" if guess else f"; +{key}=… adds a key to a free-form map"
-        return ConfigError(key, value, "unknown key", suggestion(guess, siblings) + adding)
-    return ConfigError(key, value, "unknown key", suggestion(guess, list(plain)))
+        near = nearest(leaf, siblings)
+        guess = f"{parent}.{near}" if near else nearest_key(key, keys)
+        return ConfigError(key, value, "unknown key", suggestion(guess, siblings))
+    if node is not None:
+        return ConfigError(key, value, f"{parent} is a single value and has no keys", f"write {parent}=VALUE")
+    return ConfigError(key, value, "unknown key", suggestion(nearest_key(key, keys), list(plain)))
 
 
 def _dotted(value: Any, prefix: str = "") -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The nearest right name for a wrong one, and one-line lists of what is allowed."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 _LISTED = 12
 
@@ -15,15 +15,14 @@ def nearest(wrong: str, allowed: Iterable[str]) -> str | None:
 
 
 def nearest_key(wrong: str, allowed: Iterable[str]) -> str | None:
-    """As `nearest` for dotted keys: one with the same last part first, then one that looks alike as a whole."""
+    """As `nearest` for dotted keys: what their last parts say decides, the rest tells equals apart."""
     names = list(allowed)
     last = wrong.rpartition(".")[2]
     same_leaf = [name for name in names if name.rpartition(".")[2] == last]
     if same_leaf:
-        return nearest(wrong, same_leaf) or same_leaf[0]
-    parent = wrong.rpartition(".")[0]
-    siblings = [name for name in names if name.rpartition(".")[0] == parent]
-    return nearest(wrong, siblings) or nearest(wrong, names)
+        return max(same_leaf, key=lambda name: SequenceMatcher(None, wrong, name).ratio())
+    guess = nearest(last, {name.rpartition(".")[2] for name in names})
+    return nearest_key(guess, names) if guess else None
 
 
 def listed(names: Iterable[str]) -> str:

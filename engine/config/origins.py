@@ -23,7 +23,7 @@ def trace(with_hydra: DictConfig, config: DictConfig) -> dict[str, str]:
     loader = GlobalHydra.instance().config_loader()
     defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN)
     folders = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
-    chosen = {key: meta for key, meta in defaults.overrides.override_metadata.items()}
+    chosen = defaults.overrides.override_metadata
 
     origins: dict[str, str] = {}
     for default in defaults.defaults:
@@ -39,7 +39,8 @@ def trace(with_hydra: DictConfig, config: DictConfig) -> dict[str, str]:
             origins[key] = origin
     for line in OverridesParser.create().parse_overrides(overrides):
         key = line.key_or_group
-        if line in defaults.config_overrides or OmegaConf.select(config, key) is not None:
+        names_a_choice = key in config and OmegaConf.is_interpolation(config, key)
+        if line in defaults.config_overrides or names_a_choice:
             for leaf in (*_leaves(line.value(), key), key):
                 origins[leaf] = COMMAND_LINE
     return {key: _with_interpolation(origins, key, raw) for key, raw in _raw_leaves(config, "")}

@@ -21,11 +21,24 @@ from engine.core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout: `configs/` and `schemas/` lie beside the package `engine/`."""
-CONFIGS = ROOT / "configs"
-SCHEMAS = ROOT / "schemas"
+CONFIG_NAME = "run"
+"""Of the root configuration and its schema."""
 ENTRY_POINTS = "lego_rl.schemas"
 
 Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """Where configuration files and their schemas lie."""
+
+    configs: Path
+    """Holds `run.yaml` and one folder a group."""
+    schemas: Path
+    """Holds `run.json` and one folder a group."""
+
+
+TREE = Tree(configs=ROOT / "configs", schemas=ROOT / "schemas")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +64,9 @@ def slot_role(schema: Schema) -> str | None:
 
 
 @cache
-def load_registry(root: Path = SCHEMAS) -> Registry:
+def load_registry(root: Path = TREE.schemas) -> Registry:
     """Read `root` and what other packages add. Schemas of stored records (`records/`) are no components."""
-    run = json.loads((root / "run.json").read_text())
+    run = json.loads((root / f"{CONFIG_NAME}.json").read_text())
     files = (path for path in sorted(root.rglob("*.json")) if path.parent != root)
     own = ((str(path.relative_to(root)), json.loads(path.read_text())) for path in files)
     others = _from_packages(entry_points(group=ENTRY_POINTS))

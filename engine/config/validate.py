@@ -4,6 +4,7 @@ Invariant: what passes holds no missing value, no unknown key, and no `_target_`
 slot. Nothing is imported or instantiated here.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
+from engine.config.composed import Composed
 from engine.config.nearest import nearest, suggestion
 from engine.config.schemas import Registry, Schema, slot_role
 from engine.core.errors import ConfigError, ConfigErrors
@@ -18,18 +20,43 @@ from engine.core.errors import ConfigError, ConfigErrors
 MISSING = "???"
 
 
-def validate(config: Mapping[str, Any], registry: Registry) -> None:
+def validate(composed: Composed, registry: Registry) -> None:
     """Raises ConfigErrors with one line a problem."""
-    errors = problems(config, registry)
+    errors = problems(composed, registry)
     if errors:
         raise ConfigErrors(errors)
 
 
-def problems(config: Mapping[str, Any], registry: Registry) -> list[ConfigError]:
-    """Every problem of a resolved configuration (plain dict), in the configuration's order."""
+def problems(composed: Composed, registry: Registry) -> list[ConfigError]:
+    """Every problem, in the configuration's order; what merely follows from another (by interpolation) is left out."""
     check = _Check(registry)
-    check.node(config, registry.run, "")
-    return check.errors
+    check.node(composed.config, registry.run, "")
+    errors = [error for error in check.errors if error.key not in composed.unresolved]
+    errors = [*composed.unresolved.values(), *errors]
+    wrong = {error.key for error in errors}
+    return [error for error in errors if not _follows(error, composed, wrong)]
+
+
+def _follows(error: ConfigError, composed: Composed, wrong: set[str]) -> bool:
+    sources = _REFERENCE.findall(composed.interpolated.get(error.key, ""))
+    return any(source == key or source.startswith(f"{key}.") for source in sources for key in wrong)
+
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+def schema_of(key: str, config: Mapping[str, Any], registry: Registry) -> Schema | None:
+    """The schema of the value at a dotted key (no list indices) of a configuration that need not be valid."""
+    value: Any = config
+    schema: Any = registry.run
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or not isinstance(schema, Mapping):
+            return None
+        schema = schema.get("properties", {}).get(part, schema.get("additionalProperties"))
+        value = value.get(part)
+        if isinstance(schema, Mapping) and slot_role(schema) and isinstance(value, Mapping):
+            schema = registry.components.get(value.get("_target_", ""))
+    return schema if isinstance(schema, Mapping) else None
 
 
 @dataclass
@@ -66,15 +93,16 @@ class _Check:
             self.errors.append(_missing(key, f"{key}=OPTION"))
             return
         if not isinstance(value, Mapping) or "_target_" not in value:
-            problem = f"not a component: needs `_target_` and the settings of a {role}"
-            self.errors.append(ConfigError(key, _short(value), problem, f"choose an option of the group, {key}=OPTION"))
+            way_out = f"choose an option of the group ({key}=OPTION)" if "." not in key else suggestion(None, targets)
+            problem = f"no component, needs `_target_` and the settings of the role {role}"
+            self.errors.append(ConfigError(key, _short(value), problem, way_out))
             return
         target = value["_target_"]
         schema = self.registry.components.get(target) if isinstance(target, str) else None
         if schema is None:
             self._refuse(f"{key}._target_", target, "not an admitted component", targets)
         elif schema["x-role"] != role:
-            self._refuse(f"{key}._target_", target, f"is a {schema['x-role']}, not a {role}", targets)
+            self._refuse(f"{key}._target_", target, f"fills the role {schema['x-role']}, not {role}", targets)
         else:
             self.node(value, schema, key)
 
@@ -85,12 +113,14 @@ class _Check:
 
 def _translate(error: ValidationError, prefix: str) -> Iterator[ConfigError]:
     key = _path(prefix, error.absolute_path)
-    value = error.instance
-    way_out = _way_out(error.schema, key)
+    value: Any = error.instance
+    schema: Any = error.schema
+    wanted: Any = error.validator_value
+    way_out = _way_out(schema, key)
     if value == MISSING:
         return  # named once, by `slots`, whatever its type
-    if error.validator == "additionalProperties" and isinstance(error.validator_value, bool):
-        known = list(error.schema.get("properties", {}))
+    if error.validator == "additionalProperties" and isinstance(wanted, bool):
+        known = list(schema.get("properties", {}))
         for name in value:
             if name not in known:
                 allowed = [name for name in known if name != "_target_"]
@@ -98,11 +128,12 @@ def _translate(error: ValidationError, prefix: str) -> Iterator[ConfigError]:
                 guess = _join(key, guess) if guess else None
                 yield ConfigError(_join(key, name), _short(value[name]), "unknown key", suggestion(guess, allowed))
     elif error.validator == "required":
-        for name in error.validator_value:
+        for name in wanted:
             if name not in value:
-                yield _missing(_join(key, name), f"{_join(key, name)}=VALUE")
+                wanted_kind = "OPTION" if slot_role(schema["properties"][name]) else "VALUE"
+                yield _missing(_join(key, name), f"{_join(key, name)}={wanted_kind}")
     elif error.validator == "enum":
-        allowed = [str(choice) for choice in error.validator_value]
+        allowed = [str(choice) for choice in wanted]
         yield ConfigError(key, value, "unknown choice", suggestion(nearest(str(value), allowed), allowed))
     elif error.validator == "type":
         yield ConfigError(key, _short(value), f"wrong type, {_kind(value)}", way_out)
@@ -112,8 +143,10 @@ def _translate(error: ValidationError, prefix: str) -> Iterator[ConfigError]:
         yield ConfigError(key, _short(value), error.message.splitlines()[0], way_out)
 
 
-_RANGE = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "minItems", "maxItems")
-_RANGE += ("minProperties", "maxProperties", "multipleOf")
+_RANGE = frozenset(
+    {f"{end}{what}" for end in ("min", "max") for what in ("imum", "Length", "Items", "Properties")}
+    | {"exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+)
 
 
 def _missing(key: str, way_out: str) -> ConfigError:
@@ -136,7 +169,7 @@ def expectation(schema: Schema) -> str:
     if "const" in schema:
         return str(schema["const"])
     types = schema.get("type", "value")
-    names = types if isinstance(types, list) else [types]
+    names: list[str] = types if isinstance(types, list) else [types]
     words = " or ".join(_WORDS.get(name, name) for name in names)
     bounds = [f"{sign} {schema[word]}" for word, sign in _BOUNDS.items() if word in schema]
     if schema.get("minLength"):
