@@ -196,5 +196,5 @@ if __name__ == "__main__":
     ended_with = main(Path(sys.argv[1]))
     sys.stdout.flush()
     sys.stderr.flush()
-    # Neither threads nor exit hooks of the SDK may hold the exit back; what it leaves behind is killed with the sandbox.
+    # Neither threads nor exit hooks of the SDK may hold the exit back; what they leave dies with the sandbox.
     os._exit(ended_with)
