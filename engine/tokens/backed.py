@@ -5,16 +5,15 @@ A stream is extended by the family's own bridge, if there is one, or else by a d
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.tokens.extension import extension
 from engine.tokens.parsing import to_turn, without
 from engine.tokens.renderer import CannotRender, Chat, ParsedTurn, Tools
 from engine.tokens.tokenizer import CheckpointTokenizer
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class BackedRenderer:
@@ -27,12 +26,12 @@ class BackedRenderer:
         self._tokenizer = tokenizer
         self._clean = without(tokenizer.special_texts)
 
-    def render(self, messages: Chat, tools: Tools) -> "NDArray[np.int32]":
+    def render(self, messages: Chat, tools: Tools) -> NDArray[np.int32]:
         return _array(self._ids(messages, tools))
 
     def extend(
-        self, prompt: "NDArray[np.int32]", sampled: "NDArray[np.int32]", messages: Chat, tools: Tools
-    ) -> "NDArray[np.int32] | None":
+        self, prompt: NDArray[np.int32], sampled: NDArray[np.int32], messages: Chat, tools: Tools
+    ) -> NDArray[np.int32] | None:
         before, turn = prompt.tolist(), sampled.tolist()
         bridged = self._inner.bridge_to_next_turn(before, turn, list(messages), tools=list(tools) or None)
         if bridged is not None:
@@ -51,7 +50,7 @@ class BackedRenderer:
         except CannotRender:
             return None
 
-    def parse(self, prompt: "NDArray[np.int32]", sampled: "NDArray[np.int32]", tools: Tools) -> ParsedTurn:
+    def parse(self, prompt: NDArray[np.int32], sampled: NDArray[np.int32], tools: Tools) -> ParsedTurn:
         ids = sampled.tolist()
         try:
             parsed = self._inner.parse_response(ids, tools=list(tools) or None, prompt_ids=prompt.tolist())
@@ -61,7 +60,7 @@ class BackedRenderer:
             # A sampled turn can be anything (arguments nested a thousand deep); no parser of it may end a trial.
             return ParsedTurn(content=self._clean(self._tokenizer.decode(ids)), reasoning="", calls=())
 
-    def token_texts(self, ids: "NDArray[np.int32]") -> list[str]:
+    def token_texts(self, ids: NDArray[np.int32]) -> list[str]:
         return [self._tokenizer.decode([token]) for token in ids.tolist()]
 
     def _ids(self, messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[int]:
@@ -72,7 +71,5 @@ class BackedRenderer:
             raise CannotRender(f"{self.name}: {problem}") from None
 
 
-def _array(ids: list[int]) -> "NDArray[np.int32]":
-    import numpy as np
-
+def _array(ids: list[int]) -> NDArray[np.int32]:
     return np.asarray(ids, dtype=np.int32)

@@ -6,11 +6,10 @@ A format that cannot promise this for given messages returns None, and the calle
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
 
 Chat = Sequence[Mapping[str, Any]]
 """Messages as mappings with OpenAI's field names; tool arguments as objects, or as text where they are none."""
@@ -48,20 +47,20 @@ class Renderer(Protocol):
     stop_token_ids: tuple[int, ...]
     """Tokens that end a turn."""
 
-    def render(self, messages: Chat, tools: Tools) -> "NDArray[np.int32]":
+    def render(self, messages: Chat, tools: Tools) -> NDArray[np.int32]:
         """int32 [n]: the whole prompt up to where the assistant begins. Raises CannotRender."""
         ...
 
     def extend(
-        self, prompt: "NDArray[np.int32]", sampled: "NDArray[np.int32]", messages: Chat, tools: Tools
-    ) -> "NDArray[np.int32] | None":
+        self, prompt: NDArray[np.int32], sampled: NDArray[np.int32], messages: Chat, tools: Tools
+    ) -> NDArray[np.int32] | None:
         """int32 [new]: what follows `prompt + sampled` so that the assistant answers `messages`; None: it cannot be."""
         ...
 
-    def parse(self, prompt: "NDArray[np.int32]", sampled: "NDArray[np.int32]", tools: Tools) -> ParsedTurn:
+    def parse(self, prompt: NDArray[np.int32], sampled: NDArray[np.int32], tools: Tools) -> ParsedTurn:
         """The message in a sampled turn; never raises: what cannot be parsed is content."""
         ...
 
-    def token_texts(self, ids: "NDArray[np.int32]") -> list[str]:
+    def token_texts(self, ids: NDArray[np.int32]) -> list[str]:
         """The text of each token by itself; bytes that are no character by themselves read U+FFFD."""
         ...

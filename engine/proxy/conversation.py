@@ -1,0 +1,158 @@
+"""The conversation tree of one trial: which history a request continues, and what its calls sampled.
+
+A `Place` is a point between two messages; a `Turn` is one call made at a place, and its answer leads to a new place.
+A request walks from a root (one per set of tools) along its messages. Invariant: a turn's stream is its parent's
+stream, then its own new prompt ids, then what it sampled; nothing that was sampled is ever rendered again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.records import Generation
+from engine.proxy.meaning import exact_key, in_call_order, plain_key, same_reply
+from engine.wire.messages import ChatRequest, Message
+
+
+@dataclass(eq=False)
+class Place:
+    """A point in a conversation."""
+
+    turns: "list[Turn]" = field(default_factory=list)
+    """Calls made here, oldest first."""
+    _steps: "dict[tuple[Any, ...], Place]" = field(default_factory=dict)
+
+    def step(self, message: Message) -> "Place":
+        """The place after a message that was not sampled here."""
+        exact = exact_key(message)
+        place = self._steps.get(exact)
+        if place is None:
+            place = self._steps.setdefault(plain_key(message), Place())
+            self._steps[exact] = place
+        return place
+
+    def answered_by(self, message: Message) -> "Turn | None":
+        """The newest call made here whose answer this message is."""
+        return next((turn for turn in reversed(self.turns) if turn.says(message)), None)
+
+
+@dataclass(eq=False, kw_only=True)
+class Turn:
+    """One call of the engine."""
+
+    id: str
+    """The exchange's id."""
+    place: Place
+    parent: "Turn | None"
+    new_ids: NDArray[np.int32]
+    """Prompt ids beyond the parent's stream."""
+    after: Place = field(default_factory=Place)
+    generation: Generation | None = None
+    reply: Message | None = None
+    damaged: frozenset[str] = frozenset()
+    """Ids of tool calls that no harness can echo as they were."""
+    broken: bool = False
+    """The connection broke before the client had read the whole response."""
+    continued: bool = False
+    """A later request holds the answer in its history: it was delivered, whatever the connection did."""
+    _echo: tuple[Any, ...] = ()
+
+    @property
+    def lost(self) -> bool:
+        return self.broken and not self.continued
+
+    @property
+    def discarded(self) -> bool:
+        """A lost turn, in whose place the client asked again and was answered."""
+        if not self.lost:
+            return False
+        later = self.place.turns[self.place.turns.index(self) + 1 :]
+        return any(turn.generation is not None for turn in later)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the whole stream."""
+        sampled = 0 if self.generation is None else len(self.generation.token_ids)
+        return self.prompt_length + sampled
+
+    @property
+    def prompt_length(self) -> int:
+        return (0 if self.parent is None else self.parent.length) + len(self.new_ids)
+
+    def says(self, message: Message) -> bool:
+        if self.reply is None:
+            return False
+        key = exact_key(message)
+        if key == self._echo:
+            return True
+        same = same_reply(self.reply, message, self.damaged)
+        if same:
+            self._echo = key
+        return same
+
+    def path(self) -> "list[Turn]":
+        """From the root to this turn."""
+        turns: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.parent
+        return turns[::-1]
+
+    def prompt(self) -> NDArray[np.int32]:
+        """int32 [prompt_length]."""
+        pieces = [self.new_ids]
+        turn = self.parent
+        while turn is not None:
+            if turn.generation is not None:
+                pieces.append(turn.generation.token_ids)
+            pieces.append(turn.new_ids)
+            turn = turn.parent
+        return np.concatenate(pieces[::-1]).astype(np.int32, copy=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spot:
+    """Where a request stands in the tree."""
+
+    place: Place
+    parent: Turn | None
+    """The last turn whose answer the request's history holds; None: the request opens a root."""
+    new: list[Message]
+    """The messages after the parent's answer; all of them at a root."""
+    all: list[Message]
+
+
+class Conversation:
+    """The tree of one trial."""
+
+    def __init__(self) -> None:
+        self._roots: dict[bytes, Place] = {}
+        self.turns: list[Turn] = []
+
+    def find(self, request: ChatRequest) -> Spot:
+        """Walk the request's history; turns that it holds are thereby known to be delivered."""
+        messages = in_call_order(request.messages)
+        place = self._roots.setdefault(request.tools_key, Place())
+        parent: Turn | None = None
+        start = 0
+        for index, message in enumerate(messages):
+            turn = place.answered_by(message) if message.role == "assistant" else None
+            if turn is None:
+                place = place.step(message)
+                continue
+            turn.continued = True
+            parent, place, start = turn, turn.after, index + 1
+        return Spot(place=place, parent=parent, new=messages[start:], all=messages)
+
+    def add(self, turn: Turn) -> None:
+        """Enter a call before its engine runs."""
+        turn.place.turns.append(turn)
+        self.turns.append(turn)
+
+    def policy_turns(self) -> Iterator[Turn]:
+        """Turns whose tokens are trained, oldest first."""
+        return (turn for turn in self.turns if turn.generation is not None and not turn.discarded)

@@ -1,0 +1,168 @@
+"""The proxy's side of one trial: who may call, what is noted of each call, and what is left at the end.
+
+Invariant: each authorised request for a completion becomes exactly one Exchange, answered, refused, failed or
+cancelled. `close` ends whatever still runs before it counts; what went wrong in the engine's own code (not in the
+trial) is raised there and ends the run.
+"""
+
+import asyncio
+import hmac
+import re
+import secrets
+import socket
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.errors import AlignmentError
+from engine.core.records import Endpoint, Exchange, ExchangeKind, Generation, Segment, Termination
+from engine.proxy.segments import routed_start, segments
+from engine.proxy.sockets import ServedSocket, SocketServer
+from engine.proxy.turn import Call, Turns
+from engine.wire import openai_chat
+from engine.wire.messages import ChatRequest, Completion, Refusal
+
+Captured = tuple[tuple[Exchange, ...], tuple[Segment, ...], Termination | None]
+
+REFUSED_BODY = 1 << 16
+"""Characters kept of a request that was refused: an agent that floods the proxy must not fill the trainer's memory."""
+
+
+class TrialSession:
+    """Serves one trial."""
+
+    def __init__(self, turns: Turns, server: SocketServer, port: int) -> None:
+        self.turns = turns
+        self.path_name = re.sub(r"[^A-Za-z0-9._-]", "-", str(turns.trial.key))
+        self.endpoint = Endpoint(
+            base_url=f"http://127.0.0.1:{port}/t/{self.path_name}",
+            api_key=f"sk-trial-{secrets.token_urlsafe(24)}",
+            model=turns.model,
+        )
+        self._server = server
+        self._sockets: list[ServedSocket] = []
+        self._calls: list[Call] = []
+        self._work: set[asyncio.Task[Completion]] = set()
+        self._fault: Exception | None = None
+        self._closing: asyncio.Task[Captured] | None = None
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Serve this trial, and no other, on a listening socket."""
+        self._sockets.append(await self._server.serve(listener, {"session": self}))
+
+    # ------------------------------------------------------------ calls
+
+    def authorise(self, path_name: str, authorization: str | None) -> None:
+        """Raises Refusal: 404 for another trial's path, 401 for another key."""
+        if path_name != self.path_name:
+            raise Refusal("Unknown request URL.", status=404)
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), self.endpoint.api_key.encode()):
+            raise Refusal("Incorrect API key provided.", status=401, code="invalid_api_key")
+
+    def begin(self, body: bytes) -> Call:
+        """Note a request that has wholly arrived."""
+        call = Call(
+            id=f"x{len(self._calls)}",
+            request=body.decode("utf-8", "replace"),
+            started_s=time.time(),
+            begun=time.monotonic(),
+        )
+        self._calls.append(call)
+        return call
+
+    def work(self, request: ChatRequest, call: Call) -> "asyncio.Task[Completion]":
+        """Answer a request in a task that `close` can cancel. Raises Refusal when the trial is over."""
+        if self._closing is not None:
+            raise Refusal("This trial is over.", status=503, kind="server_error")
+        task = asyncio.create_task(self.turns.answer(request, call))
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+        return task
+
+    def refused(self, call: Call, refusal: Refusal) -> None:
+        call.error = refusal.message
+        call.request = call.request[:REFUSED_BODY]
+
+    def failed(self, call: Call, fault: Exception) -> None:
+        """A fault of the engine's own: remembered, raised by `close`."""
+        call.error = f"{type(fault).__name__}: {fault}"
+        self._fault = self._fault or fault
+
+    # ------------------------------------------------------------ the end
+
+    async def close(self) -> Captured:
+        """Stop serving; what was captured. Raises AlignmentError, or the fault that broke a call. Idempotent."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        return await asyncio.shield(self._closing)
+
+    async def _close(self) -> Captured:
+        work = list(self._work)
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+        for served in self._sockets:
+            await served.close()
+        if self._fault is not None:
+            raise self._fault
+        built = segments(self.turns.conversation)
+        exchanges = tuple(_exchange(call) for call in self._calls)
+        _check_once(exchanges, built)
+        return exchanges, built, self.turns.termination
+
+
+def _exchange(call: Call) -> Exchange:
+    turn = call.turn
+    kind: ExchangeKind = "policy"
+    if turn is None or turn.generation is None or turn.discarded:
+        kind = "discarded"
+    nothing: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+    return Exchange(
+        id=call.id,
+        parent=None if turn is None or turn.parent is None else turn.parent.id,
+        kind=kind,
+        protocol=openai_chat.NAME,
+        request=call.request,
+        response=call.response,
+        prompt_ids=nothing if turn is None else turn.new_ids,
+        prompt_length=0 if turn is None else turn.prompt_length,
+        error=call.error,
+        started_s=call.started_s,
+        queued_s=call.queued_s,
+        generate_s=call.generate_s,
+        **_sampled(call.sampled, 0 if turn is None else routed_start(turn.parent)),
+    )
+
+
+def _sampled(generation: Generation | None, start: int) -> dict[str, Any]:
+    """The fields of an Exchange that the engine fills."""
+    if generation is None:
+        return {
+            "sampled_ids": np.zeros(0, dtype=np.int32),
+            "logprobs": np.zeros(0, dtype=np.float32),
+            "policy_versions": np.zeros(0, dtype=np.int32),
+            "routed_experts": None,
+            "routed_start": start,
+            "finish_reason": "",
+            "cached_tokens": 0,
+        }
+    return {
+        "sampled_ids": generation.token_ids,
+        "logprobs": generation.logprobs,
+        "policy_versions": generation.policy_versions,
+        "routed_experts": generation.routed_experts,
+        "routed_start": generation.routed_start,
+        "finish_reason": generation.finish_reason,
+        "cached_tokens": generation.cached_tokens,
+    }
+
+
+def _check_once(exchanges: tuple[Exchange, ...], built: tuple[Segment, ...]) -> None:
+    """Each sampled token is a target exactly once: the tree's own books, checked at the end of every trial."""
+    sampled = sum(len(exchange.sampled_ids) for exchange in exchanges if exchange.kind == "policy")
+    targets = sum(int(segment.target.sum()) for segment in built)
+    if sampled != targets:
+        raise AlignmentError(f"{sampled} tokens were sampled, {targets} are targets")

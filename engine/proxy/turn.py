@@ -1,0 +1,264 @@
+"""One LLM call: find its place, render what is new, admit it, sample, parse.
+
+Sampling is the trial's own; what the client wished stands in the recorded request. A call that a limit forbids is
+refused with the protocol's error that clients do not retry, and the trial's termination is noted. A broken engine is a
+5xx, which clients do retry; only if no retry succeeds does it end the trial.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.contracts import Inference
+from engine.core.errors import InferenceError
+from engine.core.records import Generation, Termination, Trial
+from engine.proxy.conversation import Conversation, Place, Spot, Turn
+from engine.proxy.segments import routed_start
+from engine.tokens import CannotRender, ParsedTurn, Renderer
+from engine.wire import openai_chat
+from engine.wire.messages import ChatRequest, Completion, FinishReason, Message, Refusal, TokenLogprob, ToolCall, Usage
+
+Result = TypeVar("Result")
+
+INLINE_CHARACTERS = 4096
+"""Texts up to this size are rendered on the event loop; larger ones in a thread, where encoding lets others run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one trial may use; tokens unless said otherwise."""
+
+    max_turns: int
+    """Calls."""
+    max_context: int
+    """Prompt and response of one call."""
+    max_prompt_tokens: int
+    """The trial's first prompt."""
+    max_response_tokens: int
+    """All that follows first prompts: sampled tokens and what the harness appends, over the whole trial."""
+    max_tokens_per_turn: int
+
+
+@dataclass(kw_only=True)
+class Call:
+    """What is noted of one request; becomes one Exchange, whatever becomes of it."""
+
+    id: str
+    request: str
+    started_s: float
+    begun: float
+    """Monotonic seconds at arrival."""
+    response: str = ""
+    error: str = ""
+    queued_s: float = 0.0
+    generate_s: float = 0.0
+    turn: Turn | None = None
+    sampled: Generation | None = None
+    """What the engine returned, also when nothing came of it."""
+
+
+@dataclass(kw_only=True)
+class Turns:
+    """The calls of one trial."""
+
+    trial: Trial
+    model: str
+    limits: Limits
+    renderer: Renderer
+    inference: Inference
+    threads: Executor
+    conversation: Conversation = field(default_factory=Conversation)
+    _running: int = 0
+    _engine_calls: int = 0
+    _response_tokens: int = 0
+    _ended: Termination | None = None
+    """A limit that no later call can undo."""
+    _overflow: bool = False
+    _failed: set[Place] = field(default_factory=set)
+    """Where the engine failed and no retry has succeeded yet."""
+
+    @property
+    def termination(self) -> Termination | None:
+        """Why the proxy ended the trial, if it did; an engine that failed excludes whatever else happened."""
+        if self._failed:
+            return Termination.ENGINE_ERROR
+        if self._ended is not None:
+            return self._ended
+        return Termination.CONTEXT_OVERFLOW if self._overflow else None
+
+    async def answer(self, request: ChatRequest, call: Call) -> Completion:
+        """Answer one request. Raises Refusal."""
+        if request.model != self.model:
+            message = f"The model `{request.model}` does not exist or you do not have access to it."
+            raise Refusal(message, status=404, param="model", code="model_not_found")
+        spot = self.conversation.find(request)
+        self._admit()
+        self._running += 1
+        try:
+            turn = await self._open(spot, request, call)
+            generation = await self._sample(turn, request, call)
+            parsed = await self._run_threaded(
+                len(generation.token_ids), self.renderer.parse, turn.new_ids, generation.token_ids, request.tools
+            )
+            self._settle(turn, generation, parsed, request)
+        finally:
+            self._running -= 1
+        return self._completion(turn, generation, request)
+
+    # ------------------------------------------------------------ admission
+
+    def _admit(self) -> None:
+        if self._ended is None:
+            answered = sum(not turn.lost for turn in self.conversation.policy_turns())
+            if answered + self._running >= self.limits.max_turns:
+                self._ended = Termination.MAX_TURNS
+            elif self._response_tokens >= self.limits.max_response_tokens:
+                self._ended = Termination.TOKEN_BUDGET
+        if self._ended is Termination.MAX_TURNS:
+            raise Refusal(
+                f"This trial may make {self.limits.max_turns} model calls and has made them all.",
+                code="max_turns_reached",
+            )
+        if self._ended is Termination.TOKEN_BUDGET:
+            self._refuse_budget()
+
+    def _refuse_budget(self) -> None:
+        self._ended = Termination.TOKEN_BUDGET
+        raise Refusal(
+            f"This trial may use {self.limits.max_response_tokens} response tokens (tool outputs count) and has used "
+            f"{self._response_tokens}.",
+            code="token_budget_exceeded",
+        )
+
+    def _room(self, turn: Turn, request: ChatRequest) -> int:
+        """How many tokens may be sampled; refuses when there is none."""
+        limits = self.limits
+        asked = turn.prompt_length
+        if self._engine_calls == 0 and asked > limits.max_prompt_tokens:
+            self._overflow = True
+            raise openai_chat.context_overflow(limits.max_prompt_tokens, asked)
+        if asked >= limits.max_context:
+            self._overflow = True
+            raise openai_chat.context_overflow(limits.max_context, asked)
+        appended = 0 if turn.parent is None else len(turn.new_ids)
+        budget = limits.max_response_tokens - self._response_tokens - appended
+        if budget < 1:
+            self._refuse_budget()
+        room = min(limits.max_tokens_per_turn, limits.max_context - asked, budget)
+        return room if request.max_tokens is None else min(room, request.max_tokens)
+
+    # ------------------------------------------------------------ prompt
+
+    async def _open(self, spot: Spot, request: ChatRequest, call: Call) -> Turn:
+        parent, ids = await self._prompt(spot, request)
+        turn = Turn(id=call.id, place=spot.place, parent=parent, new_ids=ids)
+        self.conversation.add(turn)
+        call.turn = turn
+        return turn
+
+    async def _prompt(self, spot: Spot, request: ChatRequest) -> tuple[Turn | None, NDArray[np.int32]]:
+        """The turn whose stream goes on, and the ids that go after it; a stream that cannot go on opens a root."""
+        parent = spot.parent
+        if parent is not None and parent.generation is not None:
+            new = [message.to_chat() for message in spot.new]
+            size = sum(len(message.text) for message in spot.new)
+            sampled = parent.generation.token_ids
+            ids = await self._run_threaded(size, self.renderer.extend, parent.prompt(), sampled, new, request.tools)
+            if ids is not None:
+                return parent, ids
+        chat = [message.to_chat() for message in spot.all]
+        size = sum(len(message.text) for message in spot.all)
+        try:
+            return None, await self._run_threaded(size, self.renderer.render, chat, request.tools)
+        except CannotRender as problem:
+            raise Refusal(f"These messages cannot be rendered for this model: {problem}", param="messages") from None
+
+    async def _run_threaded(self, size: int, function: Callable[..., Result], *arguments: Any) -> Result:
+        if size <= INLINE_CHARACTERS:
+            return function(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
+
+    # ------------------------------------------------------------ engine
+
+    async def _sample(self, turn: Turn, request: ChatRequest, call: Call) -> Generation:
+        room = self._room(turn, request)
+        seed = self.trial.seed + self._engine_calls
+        self._engine_calls += 1
+        begun = time.monotonic()
+        call.queued_s = begun - call.begun
+        try:
+            generation = await self.inference.generate(
+                turn.prompt(),
+                max_tokens=room,
+                temperature=self.trial.temperature,
+                top_p=self.trial.top_p,
+                seed=seed,
+                stop_token_ids=self.renderer.stop_token_ids,
+                routed_start=routed_start(turn.parent),
+                session=str(self.trial.key),
+            )
+        except InferenceError as failure:
+            self._failed.add(turn.place)
+            raise Refusal(f"The inference engine failed: {failure}", status=500, kind="server_error") from failure
+        finally:
+            call.generate_s = time.monotonic() - begun
+        call.sampled = generation
+        if generation.finish_reason == "abort":
+            self._failed.add(turn.place)
+            raise Refusal("The inference engine gave the request up.", status=503, kind="server_error")
+        return generation
+
+    def _settle(self, turn: Turn, generation: Generation, parsed: ParsedTurn, request: ChatRequest) -> None:
+        calls = tuple(
+            ToolCall(id=self._call_id(turn, index), name=call.name, arguments=call.arguments)
+            for index, call in enumerate(parsed.calls)
+        )
+        turn.damaged = frozenset(
+            call.id
+            for call, sampled in zip(calls, parsed.calls, strict=True)
+            if not sampled.well_formed or call.name not in request.tool_names
+        )
+        turn.reply = Message(role="assistant", text=parsed.content, reasoning=parsed.reasoning, tool_calls=calls)
+        turn.generation = generation
+        appended = 0 if turn.parent is None else len(turn.new_ids)
+        self._response_tokens += appended + len(generation.token_ids)
+        self._failed.discard(turn.place)
+        self._overflow = False
+
+    def _call_id(self, turn: Turn, index: int) -> str:
+        """Unique within the trial and the same whenever the trial is played again."""
+        text = f"{self.trial.key}/{self.trial.seed}/{turn.id}/{index}"
+        return "call_" + hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+    def _completion(self, turn: Turn, generation: Generation, request: ChatRequest) -> Completion:
+        reply = turn.reply
+        if reply is None:
+            raise ValueError(f"turn {turn.id} has no reply")
+        finish: FinishReason = "length" if generation.finish_reason == "length" else "stop"
+        if reply.tool_calls and finish == "stop":
+            finish = "tool_calls"
+        logprobs = None
+        if request.logprobs:
+            texts = self.renderer.token_texts(generation.token_ids)
+            pairs = zip(texts, generation.logprobs.tolist(), strict=True)
+            logprobs = [TokenLogprob(text=text, logprob=value) for text, value in pairs]
+        return Completion(
+            id=f"chatcmpl-{turn.id}",
+            created=int(time.time()),
+            model=self.model,
+            message=reply,
+            finish_reason=finish,
+            usage=Usage(
+                prompt_tokens=turn.prompt_length,
+                completion_tokens=len(generation.token_ids),
+                cached_tokens=generation.cached_tokens,
+            ),
+            logprobs=logprobs,
+        )
