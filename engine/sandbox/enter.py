@@ -1,0 +1,116 @@
+"""Runs one command inside a sandbox: a program of its own, started as `python -I -S enter.py REQUEST STATUS`.
+
+REQUEST and STATUS are file descriptors. It enters the namespaces, forks, and the child joins the sandbox's control
+groups, gives up every right, and executes the command. STATUS receives one JSON object: `{"exit": code}` once the
+command ended, or `{"error": text}` when the sandbox could not be entered.
+
+Invariant: while it still has rights it opens nothing and executes nothing that lies inside the sandbox, so nothing
+there can mislead it. Standard library only; all imports come first, because none can be done after entering.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 24, 38, 22
+_SECCOMP_MODE_FILTER = 2
+_KEYCTL_JOIN_SESSION_KEYRING = 1
+_KEYCTL = {"x86_64": 250, "aarch64": 219}
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def main(request_fd: int, status_fd: int) -> None:
+    """Serve one request; always writes a status."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    os.set_inheritable(status_fd, False)
+    with os.fdopen(request_fd, "rb") as file:
+        request = json.load(file)
+    status: dict[str, object]
+    try:
+        status = {"exit": _run(request)}
+    except OSError as error:
+        status = {"error": str(error)}
+    os.write(status_fd, json.dumps(status).encode())
+
+
+def _run(request: dict) -> int:  # type: ignore[type-arg]
+    # A lower value could be bought back by nobody but the host: the command is what the kernel should kill first.
+    with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
+        file.write(str(request["oom_score_adj"]))
+    groups = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in request["cgroups"]]
+    for namespace in request["namespaces"]:
+        _check(_libc.setns(namespace, 0), "setns")
+    child = os.fork()
+    if child == 0:
+        _become(request, groups)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _become(request: dict, groups: list[int]) -> None:  # type: ignore[type-arg]
+    """In the child: never returns."""
+    code = _NOT_EXECUTABLE
+    try:
+        # Membership first, the new session second: until then the caller reaches this process by its group, from
+        # then on by the control group; there is no moment at which it is out of reach.
+        for group in groups:
+            os.write(group, b"0")
+        os.setsid()
+        _drop(request)
+        os.chdir(request["cwd"])
+        os.closerange(3, 1 << 16)
+        os.execvpe(request["command"][0], request["command"], request["environment"])  # noqa: S606
+    except FileNotFoundError as error:
+        code = _NOT_FOUND if error.filename != request["cwd"] else _NOT_EXECUTABLE
+        _say(f"sandbox: {error.filename}: {error.strerror}\n")
+    except OSError as error:
+        _say(f"sandbox: {error.filename or ''}: {error.strerror}\n")
+    finally:
+        os._exit(code)
+
+
+def _drop(request: dict) -> None:  # type: ignore[type-arg]
+    """Give up capabilities, identity, keyrings and the way back; standard signals, modest limits."""
+    _libc.syscall(_KEYCTL[os.uname().machine], _KEYCTL_JOIN_SESSION_KEYRING, None)
+    for capability in range(64):
+        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
+            break
+    for name, value in request["limits"].items():
+        resource.setrlimit(getattr(resource, name), (value, value))
+    os.setgroups([])
+    os.setresgid(request["gid"], request["gid"], request["gid"])
+    os.setresuid(request["uid"], request["uid"], request["uid"])
+    # A change of identity clears it: from here on the command ends when this helper does.
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    program = bytes.fromhex(request["seccomp"])
+    buffer = ctypes.create_string_buffer(program, len(program))
+    instructions = _Program(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
+    _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(instructions), 0, 0), "seccomp")
+    os.umask(0o022)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _say(text: str) -> None:
+    os.write(2, text.encode(errors="surrogateescape"))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

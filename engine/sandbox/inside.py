@@ -1,0 +1,371 @@
+"""A started sandbox, whichever runtime made its namespaces: commands, files, a listening socket, the end.
+
+Commands enter through the namespaces of the sandbox's first process (see enter); files are touched from outside (see
+files). Invariants: nothing that was started outlives `stop`, also when a call is cancelled; what a command does to
+its sandbox is that command's result, and only a sandbox that is gone raises SandboxError.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from asyncio.subprocess import Process
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from ctypes import CDLL, get_errno
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from engine.core.errors import SandboxError
+from engine.core.records import ExecResult, SandboxSpec
+from engine.sandbox import enter, files, seccomp
+from engine.sandbox.capture import Capture
+from engine.sandbox.cgroups import Cgroup, CommandGroup
+from engine.sandbox.processes import end
+from engine.sandbox.rooms import HOME, USER, Room
+
+T = TypeVar("T")
+
+_NAMESPACES = ("ipc", "uts", "net", "pid", "cgroup", "mnt")
+"""In the order of entering: the file system last, because the others are named by paths of the host's."""
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_OOM_SCORE = 500
+_BACKLOG = 128
+_STATUS_LIMIT = 1 << 16
+_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a runtime hands over when it has started a sandbox."""
+
+    spec: SandboxSpec
+    room: Room
+    init: int
+    """Host process id of the first process."""
+    cgroup: Cgroup
+    owner: files.Owner
+    output_limit: int
+    """Bytes of each output stream that are kept."""
+    remove: Callable[[], Coroutine[Any, Any, None]]
+    """Removes what the runtime made: container, mounts, files; called once, after the last process has ended."""
+
+
+class ContainedSandbox:
+    """The Sandbox of contracts.py for runtimes of this machine."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._init = os.pidfd_open(parts.init)
+        self._namespaces: dict[str, int] = {}
+        self._stopping: asyncio.Task[None] | None = None
+        try:
+            for name in _NAMESPACES:
+                self._namespaces[name] = os.open(f"/proc/{parts.init}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            self._close_descriptors()
+            raise SandboxError(f"sandbox {parts.spec.name} ended as it started") from error
+
+    @property
+    def room(self) -> Room:
+        """Where it lives on the host."""
+        return self._parts.room
+
+    # ------------------------------------------------------------ commands
+
+    async def exec(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        cwd: str,
+        timeout_s: float,
+        stdin: bytes,
+    ) -> ExecResult:
+        """Run a command as the sandbox's user, to its end or its timeout, when it is killed with all it started.
+
+        Exit codes as a shell gives them: 127 not found, 126 not executable or no such `cwd`, 128+n killed by signal n.
+        `environment` adds to the specification's; PATH and HOME are set where neither names them. Processes that it
+        leaves in the background go on. Raises SandboxError when the sandbox is gone."""
+        self._require_life()
+        begun, ooms = time.monotonic(), self._parts.cgroup.oom_kills()
+        group = self._parts.cgroup.command_group()
+        out, err = (Capture(self._parts.output_limit, self._parts.owner.uid) for _ in range(2))
+        status, timed_out = Capture(_STATUS_LIMIT, 0), False
+        try:
+            request = self._request(command, environment, cwd, group)
+            with _memory_file(request, 0) as wanted, _input(stdin, self._parts.owner.uid) as source:
+                process = await self._enter(wanted, source, (status, out, err))
+            try:
+                await asyncio.wait_for(process.wait(), timeout_s)
+            except TimeoutError:
+                timed_out = True
+            finally:
+                if process.returncode is None:
+                    await _to_the_end(_kill_command(process, group))
+            return self._result(
+                status.finish(),
+                outputs=(out.finish(), err.finish()),
+                timed_out=timed_out,
+                oom_killed=self._parts.cgroup.oom_kills() > ooms,
+                duration_s=time.monotonic() - begun,
+            )
+        finally:
+            for stream in (status, out, err):
+                stream.finish()
+            group.close()
+
+    def _request(self, command: Sequence[str], environment: Mapping[str, str], cwd: str, group: CommandGroup) -> bytes:
+        spec, owner = self._parts.spec, self._parts.owner
+        limits = {"RLIMIT_CORE": 0} | ({"RLIMIT_FSIZE": spec.disk_mb << 20} if spec.disk_mb else {})
+        request = {
+            "command": list(command),
+            "environment": {"PATH": _DEFAULT_PATH, "HOME": HOME, "USER": USER}
+            | dict(spec.environment)
+            | dict(environment),
+            "cwd": cwd,
+            "cgroups": [str(path) for path in group.joins],
+            "namespaces": [self._namespaces[name] for name in _NAMESPACES],
+            "uid": owner.uid,
+            "gid": owner.gid,
+            "limits": limits,
+            "oom_score_adj": _OOM_SCORE,
+            "seccomp": seccomp.program().hex(),
+        }
+        return json.dumps(request).encode()
+
+    async def _enter(self, request: int, source: int, streams: tuple[Capture, Capture, Capture]) -> Process:
+        status, out, err = streams
+        starting = asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            "-S",
+            enter.__file__,
+            str(request),
+            str(status.write),
+            stdin=source,
+            stdout=out.write,
+            stderr=err.write,
+            pass_fds=(request, status.write, *self._namespaces.values()),
+            env={},
+            cwd="/",
+            start_new_session=True,
+        )
+        process = await _to_the_end(starting)
+        for stream in streams:
+            stream.started()
+        return process
+
+    def _result(
+        self,
+        answer: bytes,
+        *,
+        outputs: tuple[bytes, bytes],
+        timed_out: bool,
+        oom_killed: bool,
+        duration_s: float,
+    ) -> ExecResult:
+        name = self._parts.spec.name
+        status: Mapping[str, Any] = json.loads(answer) if answer else {"error": "the process that entered was killed"}
+        if not timed_out and not self._alive():
+            raise SandboxError(f"sandbox {name} ended while a command ran")
+        if not timed_out and "error" in status:
+            raise SandboxError(f"sandbox {name} cannot be entered: {status['error']}")
+        return ExecResult(
+            exit_code=-1 if timed_out else int(status["exit"]),
+            stdout=outputs[0],
+            stderr=outputs[1],
+            timed_out=timed_out,
+            oom_killed=oom_killed,
+            duration_s=duration_s,
+        )
+
+    # ------------------------------------------------------------ files
+
+    async def write(self, contents: Mapping[str, bytes]) -> None:
+        """Write files (absolute sandbox path → contents), making parent folders; owned by the sandbox's user."""
+        await self._outside(files.write, dict(contents), self._parts.owner)
+
+    async def upload(self, source: Path, target: str) -> None:
+        """Copy a host folder's contents into a sandbox folder, owned by the sandbox's user."""
+        await in_thread(files.upload, source, self._root(), target, self._parts.owner)
+
+    async def download(self, source: str, target: Path) -> None:
+        """Copy a sandbox folder's contents into a new host folder; links stay links, special files stay behind."""
+        await self._outside(files.download, source, target)
+
+    async def read(self, path: str, limit: int) -> bytes | None:
+        """At most `limit` bytes of a regular file, never through a link; None when there is none."""
+        return await self._outside(files.read, path, limit)
+
+    async def _outside(self, operation: Callable[..., T], *arguments: object) -> T:
+        return await in_thread(operation, self._root(), *arguments)
+
+    def _root(self) -> Path:
+        if self._stopping is not None:
+            raise SandboxError(f"sandbox {self._parts.spec.name} is stopped: its files are gone")
+        return self._parts.room.root
+
+    # ------------------------------------------------------------ network
+
+    async def listen(self, port: int) -> socket.socket:
+        """A listening socket on 127.0.0.1:port inside the sandbox, served by the caller, who closes it."""
+        self._require_life()
+        try:
+            return await in_thread(_listen_in, self._namespaces["net"], port)
+        except OSError as error:
+            raise SandboxError(f"cannot listen on port {port} in {self._parts.spec.name}: {error.strerror}") from error
+
+    # ------------------------------------------------------------ the end
+
+    async def kill(self) -> int:
+        """Kill every process of the sandbox; returns how many outlived the last command. Files stay."""
+        if not self._alive():
+            return 0
+        left = len(self._parts.cgroup.processes() - {self._parts.init})
+        # The kernel kills a process namespace with its first process, and lets nothing new start in it.
+        signal.pidfd_send_signal(self._init, signal.SIGKILL)
+        await _wait_for(self._init, self._parts.spec.name)
+        return left
+
+    async def stop(self) -> None:
+        """Remove all of it: processes, mounts, files. Safe to call again and to be cancelled."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        await _to_the_end(_join(self._stopping))
+
+    async def _stop(self) -> None:
+        try:
+            await self.kill()
+        finally:
+            self._close_descriptors()
+            await self._parts.remove()
+
+    def _alive(self) -> bool:
+        return self._init >= 0 and not _ended(self._init)
+
+    def _require_life(self) -> None:
+        if not self._alive():
+            raise SandboxError(f"sandbox {self._parts.spec.name} is gone: no command can run in it")
+
+    def _close_descriptors(self) -> None:
+        for descriptor in (self._init, *self._namespaces.values()):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._init = -1
+        self._namespaces.clear()
+
+
+async def in_thread(operation: Callable[..., T], *arguments: object) -> T:
+    """Run blocking work in a thread; when cancelled, wait for its end first, so that nothing works on unseen."""
+    return await _to_the_end(asyncio.to_thread(operation, *arguments))
+
+
+async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Finish a coroutine whatever happens to the caller, then obey a cancellation that came meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+async def _join(task: asyncio.Task[None]) -> None:
+    await task
+
+
+async def _kill_command(process: Process, group: CommandGroup) -> None:
+    """Kill a command with all it started; the helper then reaps it and ends by itself."""
+    deadline = time.monotonic() + _PATIENCE_S
+    waiting = asyncio.ensure_future(process.wait())
+    while not waiting.done() and time.monotonic() < deadline:
+        # Again and again: at the very beginning the command's first process may not have joined its group yet.
+        await asyncio.to_thread(group.kill)
+        await asyncio.wait([waiting], timeout=0.01)
+    await end(process)
+    await waiting
+
+
+@contextlib.contextmanager
+def _memory_file(contents: bytes, uid: int) -> Iterator[int]:
+    """A sealed file in memory, at its beginning: cannot grow, so it is no way around a limit."""
+    descriptor = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchown(descriptor, uid, -1)
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(contents)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _input(contents: bytes, uid: int) -> Iterator[int]:
+    """Standard input. Nothing given is the null device: some programs search whatever file stands there, even empty."""
+    if contents:
+        with _memory_file(contents, uid) as descriptor:
+            yield descriptor
+        return
+    descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _listen_in(namespace: int, port: int) -> socket.socket:
+    """Bind in another network namespace: by a thread of its own, which enters it and ends there."""
+    made: list[socket.socket] = []
+    failed: list[OSError] = []
+
+    def bind() -> None:
+        try:
+            if CDLL(None, use_errno=True).setns(namespace, 0) < 0:
+                raise OSError(get_errno(), os.strerror(get_errno()))
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(("127.0.0.1", port))
+                listener.listen(_BACKLOG)
+            except OSError:
+                listener.close()
+                raise
+            listener.setblocking(False)
+            made.append(listener)
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=bind, name="sandbox-listen")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return made[0]
+
+
+def _ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+async def _wait_for(pidfd: int, name: str) -> None:
+    """Wait until a process that was killed has ended."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await asyncio.wait_for(ended.wait(), _PATIENCE_S)
+    except TimeoutError as error:
+        raise SandboxError(f"sandbox {name} does not end") from error
+    finally:
+        loop.remove_reader(pidfd)

@@ -1,0 +1,130 @@
+"""Who runs which sandboxes, so that none outlives its run.
+
+    CACHE/sandboxes/OWNER/SESSION/lock     locked by the process for as long as it lives, however it ends
+    CACHE/sandboxes/OWNER/SESSION/ROOM/…   one room per sandbox (see rooms)
+
+Liveness is the lock, not a process id: the kernel drops it with the process, and it holds between containers that
+share the cache. Refuses to reap a session whose lock is held.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from engine.core.errors import SandboxError
+from engine.core.paths import cache_dir
+from engine.sandbox.rooms import Record, Room, dismantle, read_record
+
+Discard = Callable[[Record], None]
+"""Removes what a runtime itself keeps of a sandbox (a podman container), before its room goes."""
+
+
+class Session:
+    """One process's claim to its sandboxes."""
+
+    def __init__(self, owner: str) -> None:
+        """Open it. Raises SandboxError when the cache cannot be written."""
+        try:
+            with _ledger_lock():
+                self.folder = _owner_folder(owner) / secrets.token_hex(4)
+                self.folder.mkdir(mode=0o700, parents=True)
+                self._lock = (self.folder / "lock").open("w")
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SandboxError(f"cannot keep records of sandboxes under {_base()}: {error.strerror}") from error
+
+    def room(self, name: str) -> Room:
+        """A new empty room; its name is unique even where `name` is not."""
+        folder = self.folder / f"{_slug(name)}-{secrets.token_hex(4)}"
+        folder.mkdir(mode=0o700)
+        return Room(folder=folder)
+
+    def close(self) -> None:
+        """Give the claim up; rooms that are left (there should be none) are then anybody's to reap."""
+        if self._lock.closed:
+            return
+        with _ledger_lock():
+            if [entry.name for entry in self.folder.iterdir()] == ["lock"]:
+                shutil.rmtree(self.folder)
+                with contextlib.suppress(OSError):  # other sessions of the owner
+                    self.folder.parent.rmdir()
+            self._lock.close()
+
+
+def reap(owner: str | None, discard: Discard | None = None) -> tuple[str, ...]:
+    """Remove every sandbox whose process is gone: of one owner, or (None) of all; returns their names.
+
+    Raises SandboxError naming what could not be removed, after having tried everything."""
+    if not _base().is_dir():
+        return ()
+    reaped: list[str] = []
+    problems: list[str] = []
+    with _ledger_lock():
+        owners = [_owner_folder(owner)] if owner is not None else [path for path in _base().iterdir() if path.is_dir()]
+        for session in [path for folder in owners if folder.is_dir() for path in folder.iterdir()]:
+            with _abandoned(session) as abandoned:
+                if abandoned:
+                    names, trouble = _reap_session(session, discard)
+                    reaped += names
+                    problems += trouble
+    if problems:
+        raise SandboxError(f"leftovers of a dead run remain: {'; '.join(problems)}")
+    return tuple(reaped)
+
+
+def _reap_session(session: Path, discard: Discard | None) -> tuple[list[str], list[str]]:
+    reaped, problems = [], []
+    for folder in [path for path in session.iterdir() if path.is_dir()]:
+        try:
+            record = read_record(folder)
+            if record is not None and discard is not None:
+                discard(record)
+            dismantle(folder)
+            reaped.append(record.name if record else folder.name)
+        except (SandboxError, OSError) as error:
+            problems.append(str(error))
+    if not problems:
+        shutil.rmtree(session)
+        with contextlib.suppress(OSError):
+            session.parent.rmdir()
+    return reaped, problems
+
+
+@contextlib.contextmanager
+def _abandoned(session: Path) -> Iterator[bool]:
+    """Whether nobody holds a session's lock; it is held here meanwhile."""
+    with (session / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+@contextlib.contextmanager
+def _ledger_lock() -> Iterator[None]:
+    """One process at a time opens, closes or reaps sessions."""
+    _base().mkdir(parents=True, exist_ok=True)
+    with (_base() / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _base() -> Path:
+    return cache_dir() / "sandboxes"
+
+
+def _owner_folder(owner: str) -> Path:
+    return _base() / f"{_slug(owner)}-{hashlib.sha256(os.fsencode(owner)).hexdigest()[:8]}"
+
+
+def _slug(name: str) -> str:
+    """A name for files and containers: at most 48 plain characters."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:48] or "x"

@@ -1,0 +1,176 @@
+"""What the runtimes of one machine share: start, records, rooms, removal. A runtime adds how namespaces are made.
+
+Invariants: everything made for a sandbox is in its record before it exists; a `create` that fails or is cancelled
+leaves nothing; `start` removes what dead runs left; `stop` ends every sandbox that is still there.
+Refuses a machine on which a limit, a tool or a right is missing (`problems`).
+"""
+
+import abc
+import asyncio
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.core.contracts import ImageStore, Say
+from engine.core.errors import ConfigError, SandboxError
+from engine.core.records import SandboxSpec
+from engine.sandbox import cgroups, files, seccomp
+from engine.sandbox.inside import ContainedSandbox, in_thread
+from engine.sandbox.ledger import Session, reap
+from engine.sandbox.rooms import HOME, Record, Room, Storage, dismantle, furnish, read_record
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_KEY = "sandbox._target_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What every runtime of this machine is told."""
+
+    uid: int
+    """User and group of every command."""
+    storage: Storage
+    output_limit_bytes: int
+    """Kept of each output stream of a command."""
+    require_limits: bool
+    """Whether a machine that cannot keep a limit is refused."""
+
+
+class LocalRuntime(abc.ABC):
+    """Base of the runtimes that start sandboxes on this machine."""
+
+    label: str
+    """Name of the runtime in records and messages."""
+    tools: tuple[tuple[str, str], ...]
+    """Programs that it needs, each with its Debian package."""
+
+    def __init__(self, settings: Settings, *, disk_mb: int, pids: int) -> None:
+        self.disk_mb, self.pids = disk_mb, pids
+        self._settings = settings
+        self._owner = files.Owner(uid=settings.uid, gid=settings.uid)
+        self._images: ImageStore | None = None
+        self._session: Session | None = None
+        self._sandboxes: set[ContainedSandbox] = set()
+
+    # ------------------------------------------------------------ what a runtime adds
+
+    @abc.abstractmethod
+    async def _launch(self, spec: SandboxSpec, room: Room, record: Record) -> ContainedSandbox:
+        """Start the first process over a furnished room; on failure the caller dismantles the room."""
+
+    @abc.abstractmethod
+    def _plan(self, spec: SandboxSpec, room: Room) -> Record:
+        """What `_launch` will make."""
+
+    def _discard(self, record: Record) -> None:  # noqa: B027
+        """Remove what the runtime itself keeps of a sandbox of a dead run."""
+
+    async def _begin(self) -> None:  # noqa: B027
+        """Start what serves all sandboxes."""
+
+    async def _finish(self) -> None:  # noqa: B027
+        """Stop it."""
+
+    # ------------------------------------------------------------ the SandboxRuntime of contracts.py
+
+    def problems(self) -> Sequence[ConfigError]:
+        """Rights, tools, control groups and machine type that are missing."""
+        found = []
+        if os.geteuid() != 0:
+            found.append(ConfigError(_KEY, self.label, "sandboxes need root for mounts and limits", "run as root"))
+        loop = (("mkfs.ext4", "e2fsprogs"),) if self._settings.storage == "loop" and self.disk_mb else ()
+        for tool, package in (*self.tools, ("mount", "mount"), *loop):
+            if find(tool) is None:
+                way_out = f"apt-get install -y --no-install-recommends {package}"
+                found.append(ConfigError(_KEY, self.label, f"{tool} is not installed", way_out))
+        if loop and not os.path.exists("/dev/loop-control"):  # noqa: PTH110
+            found.append(ConfigError("sandbox.storage", "loop", "no loop devices here", "set sandbox.storage=tmpfs"))
+        found += self._limit_problems()
+        if not seccomp.supported():
+            found.append(
+                ConfigError(_KEY, self.label, "no system-call filter for this machine type", "use x86-64 or AArch64")
+            )
+        return found
+
+    def _limit_problems(self) -> list[ConfigError]:
+        missing = cgroups.hierarchies().missing()
+        if not missing or (not self._settings.require_limits and len(missing) < len(cgroups.CONTROLLERS)):
+            return []
+        problem = f"cgroup controllers {', '.join(missing)} cannot be used here: limits could not be kept"
+        way_out = "run where cgroups can be written (a privileged container), or set sandbox.require_limits=false"
+        return [ConfigError("sandbox.require_limits", self._settings.require_limits, problem, way_out)]
+
+    async def prepare(self, say: Say) -> None:  # noqa: B027
+        """Nothing is built for a runtime itself; images are the image store's."""
+
+    async def start(self, images: ImageStore, owner: str) -> None:
+        """Remove what dead runs left, then open a session of `owner`."""
+        if self._session is not None:
+            raise SandboxError(f"{self.label} is started already")
+        await in_thread(reap, None, self._discard)
+        self._images = images
+        self._session = await in_thread(Session, owner)
+        try:
+            await self._begin()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def create(self, spec: SandboxSpec) -> ContainedSandbox:
+        """Start a sandbox. Raises SandboxError; then nothing is left of it."""
+        if self._session is None or self._images is None:
+            raise SandboxError(f"{self.label} is not started")
+        image = self._images.path(spec.image)
+        if not (image / ".complete").is_file():
+            raise SandboxError(f"image {spec.image.name} is not built")
+        for mount in spec.mounts:
+            files.parts(mount.target)
+            if not mount.source.exists():
+                raise SandboxError(f"{mount.source}, to be mounted at {mount.target}, does not exist")
+        room = self._session.room(spec.name)
+        try:
+            record = self._plan(spec, room)
+            room.note(record)
+            await in_thread(self._furnish, spec, room)
+            sandbox = await self._launch(spec, room, record)
+        except BaseException:
+            await in_thread(self._undo, room)
+            raise
+        self._sandboxes.add(sandbox)
+        return sandbox
+
+    async def stop(self) -> None:
+        """Stop every sandbox that is left, then the session."""
+        session, self._session = self._session, None
+        results = await asyncio.gather(*(sandbox.stop() for sandbox in tuple(self._sandboxes)), return_exceptions=True)
+        await self._finish()
+        if session is not None:
+            await in_thread(session.close)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    # ------------------------------------------------------------ shared steps
+
+    def _furnish(self, spec: SandboxSpec, room: Room) -> None:
+        assert self._images is not None
+        image = self._images.path(spec.image)
+        furnish(room, image, disk_mb=spec.disk_mb, storage=self._settings.storage, owner=self._owner)
+        for path in (HOME, spec.workdir):
+            files.make_folder(room.root, path, self._owner)
+
+    def _undo(self, room: Room) -> None:
+        record = read_record(room.folder)
+        if record is not None:
+            self._discard(record)
+        dismantle(room.folder)
+
+    def _forget(self, room: Room) -> None:
+        """Called when a sandbox has been removed."""
+        self._sandboxes = {sandbox for sandbox in self._sandboxes if sandbox.room != room}
+
+
+def find(tool: str) -> str | None:
+    """Full path of a program, also where PATH lacks the system's folders."""
+    return shutil.which(tool, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
