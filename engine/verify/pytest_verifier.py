@@ -1,0 +1,235 @@
+"""Grades a patch: a fresh sandbox, the task's own interpreter isolated, pytest from a read-only toolchain.
+
+Invariant: the reward is decided here, from a report that came over the sandbox's exec channel, which no agent ever had.
+What the tested code does to itself (hangs, runs out of memory, kills its runner, forges or cuts the report) is reward 0
+with evidence. `GraderError` is for a toolchain or driver that never got ready, and for a patch that does not fit: no
+verdict at all. A broken sandbox stays a `SandboxError`.
+
+The tested code shares a process with pytest, so no single report is proof: marks, numbering, exit code and canaries
+make a forgery visible unless it was written against this very driver.
+"""
+
+import asyncio
+import base64
+import json
+import random
+import secrets
+import tempfile
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from engine.core.contracts import ImageStore, Sandbox, SandboxRuntime
+from engine.core.errors import GraderError, PatchError
+from engine.core.records import ExecResult, Finding, ImageSpec, Mount, Patch, SandboxSpec, Task, Verdict
+from engine.verify.canaries import CanaryFile, make_canaries
+from engine.verify.judgement import judge, summary
+from engine.verify.report import Report, read_report
+from engine.verify.tree import assemble
+
+_DRIVER = Path(__file__).with_name("driver.py")
+_TOOLCHAIN = "/opt/grader"
+_SITES = (
+    "/opt/venv/lib/{version}/site-packages",
+    "/usr/local/lib/{version}/dist-packages",
+    "/usr/lib/python3/dist-packages",
+)
+_ENVIRONMENT = {
+    "PATH": "/opt/venv/bin:/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/tmp",  # noqa: S108
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+}
+_TEST_ENVIRONMENT = {
+    **_ENVIRONMENT,
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONNOUSERSITE": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What came back from one run of the driver."""
+
+    ready: bool
+    ended: str
+    """exited, timeout, flooded; `lost` when the supervisor gave no sealed result."""
+    exit_code: int
+    report: str
+    output: str
+
+
+class PytestVerifier:
+    """`contracts.Verifier` for Python repositories tested by pytest."""
+
+    def __init__(
+        self,
+        *,
+        requirements: Sequence[str],
+        canary_files: int,
+        evidence_bytes: int,
+        slack_s: float,
+        pids: int,
+        disk_mb: int,
+    ) -> None:
+        self.requirements = requirements
+        self.canary_files = canary_files
+        self.evidence_bytes = evidence_bytes
+        self.slack_s = slack_s
+        self.pids = pids
+        self.disk_mb = disk_mb
+
+    def toolchain(self) -> ImageSpec:
+        """The folder of Python packages that is mounted read-only."""
+        return ImageSpec(name="grader", suite=None, packages=(), pip=tuple(self.requirements))
+
+    async def grade(self, task: Task, patch: Patch, runtime: SandboxRuntime, images: ImageStore, name: str) -> Verdict:
+        """Grade in a sandbox of its own. Raises GraderError and SandboxError when there can be no verdict."""
+        begun = time.monotonic()
+        canaries = make_canaries(_test_folder(task), self.canary_files, random.SystemRandom())
+        with tempfile.TemporaryDirectory(prefix="lego-rl-grade-") as folder:
+            tree = Path(folder) / "tree"
+            try:
+                findings = await asyncio.to_thread(assemble, task, patch, canaries, tree)
+            except PatchError as error:
+                return _unfit(task, f"the patch cannot be applied: {error}", time.monotonic() - begun)
+            mark = secrets.token_hex(16)
+            sandbox = await runtime.create(self._sandbox(task, images, name))
+            try:
+                await sandbox.upload(tree, task.workdir)
+                run = await self._drive(task, sandbox, canaries, mark)
+            finally:
+                await asyncio.shield(sandbox.stop())
+        if not run.ready:
+            raise GraderError(f"task {task.id}: the grader never got ready ({run.ended}): {_last_line(run.output)}")
+        verdict = decide(task, canaries, read_report(run.report, mark, run.exit_code), run.ended, run.output)
+        return replace(verdict, findings=(*findings, *verdict.findings), grade_s=time.monotonic() - begun)
+
+    def _sandbox(self, task: Task, images: ImageStore, name: str) -> SandboxSpec:
+        return SandboxSpec(
+            name=name,
+            image=task.image,
+            mounts=(Mount(source=images.path(self.toolchain()), target=_TOOLCHAIN),),
+            workdir=task.workdir,
+            environment={},
+            memory_mb=task.memory_mb,
+            cpus=task.cpus,
+            pids=self.pids,
+            disk_mb=self.disk_mb,
+        )
+
+    async def _drive(self, task: Task, sandbox: Sandbox, canaries: Sequence[CanaryFile], mark: str) -> _Run:
+        """Put the driver into the sandbox and run it."""
+        home = f"/tmp/grade-{secrets.token_hex(8)}"  # noqa: S108
+        seal = secrets.token_hex(16)
+        await sandbox.write({f"{home}/driver.py": _DRIVER.read_bytes(), f"{home}/pytest.ini": b"[pytest]\n"})
+        tests = (*task.fail_to_pass, *task.pass_to_pass)
+        spec = {
+            "seal": seal,
+            "mark": mark,
+            "toolchain": _TOOLCHAIN,
+            "sites": _SITES,
+            "root": task.workdir,
+            "python_path": [str(PurePosixPath(task.workdir) / path) for path in task.python_path],
+            "environment": _TEST_ENVIRONMENT,
+            "select": [*tests, *(test for canary in canaries for test in canary.expected)],
+            "arguments": _arguments(f"{home}/pytest.ini", task, _files(tests, canaries)),
+            "timeout_s": task.grade_timeout_s,
+            "output_bytes": self.evidence_bytes,
+        }
+        python = "/opt/venv/bin/python3" if task.image.pip else "/usr/bin/python3"
+        result = await sandbox.exec(
+            (python, "-I", "-S", "-B", f"{home}/driver.py"),
+            environment=_ENVIRONMENT,
+            cwd="/",
+            timeout_s=task.grade_timeout_s + self.slack_s,
+            stdin=json.dumps(spec).encode(),
+        )
+        return _sealed(result, seal)
+
+
+def decide(task: Task, canaries: Sequence[CanaryFile], report: Report, ended: str, output: str) -> Verdict:
+    """The verdict on a run that had got ready. Everything that went wrong after that is the tested code's doing."""
+    results = judge(task, report.outcomes)
+    findings: list[Finding] = []
+    reasons: list[str] = []
+    if ended != "exited":
+        reasons.append({"timeout": "the tests ran over their time"}.get(ended, f"the runner {ended}"))
+    elif report.fault:
+        reasons.append(report.fault)
+        findings.append(Finding(stage="verify", phase="grade", detail=f"report not believed: {report.fault}"))
+    wrong = [
+        test
+        for canary in canaries
+        for test, expected in canary.expected.items()
+        if report.outcomes.get(test, expected) != expected
+    ]
+    if wrong:
+        detail = "tests of known outcome were reported otherwise: the tested code disturbs pytest"
+        reasons.append(detail)
+        findings.append(Finding(stage="canaries", phase="grade", detail=detail, paths=tuple(wrong)))
+    reasons.append(summary(results))
+    resolved = len(reasons) == 1 and all(result.ok for result in results)
+    return Verdict(
+        reward=1.0 if resolved else 0.0,
+        resolved=resolved,
+        tests=results,
+        evidence="; ".join(reasons) + ("\n" + output if output else ""),
+        findings=tuple(findings),
+        grade_s=0.0,
+    )
+
+
+def _unfit(task: Task, reason: str, grade_s: float) -> Verdict:
+    """Reward 0 for a patch that was made on this base and yet cannot be laid over it."""
+    results = judge(task, {})
+    finding = Finding(stage="verify", phase="grade", detail=reason)
+    return Verdict(reward=0.0, resolved=False, tests=results, evidence=reason, findings=(finding,), grade_s=grade_s)
+
+
+def _test_folder(task: Task) -> str:
+    """Where canaries lie: beside the first test that judges."""
+    return str(PurePosixPath(task.fail_to_pass[0].split("::", 1)[0]).parent)
+
+
+def _files(tests: Sequence[str], canaries: Sequence[CanaryFile]) -> list[str]:
+    """Files that hold named tests, in order, with canaries before and after."""
+    files = sorted({test.split("::", 1)[0] for test in tests})
+    half = (len(canaries) + 1) // 2
+    return [canary.path for canary in canaries[:half]] + files + [canary.path for canary in canaries[half:]]
+
+
+def _arguments(ini: str, task: Task, files: Sequence[str]) -> list[str]:
+    """pytest's command line: no configuration, plugin or cache but the grader's own."""
+    own = ["-c", ini, "--rootdir", task.workdir, "--confcutdir", task.workdir, "-p", "no:cacheprovider"]
+    shown = ["-q", "--color=no", "--tb=short", "-W", "ignore"]
+    return [*own, *shown, "--continue-on-collection-errors", "--import-mode=prepend", *files]
+
+
+def _sealed(result: ExecResult, seal: str) -> _Run:
+    """The sealed lines of the supervisor; anything else on its stdout is not its own."""
+    text = result.stdout.decode("utf-8", "replace")
+    lines = [line.removeprefix(seal + " ") for line in text.splitlines() if line.startswith(seal)]
+    ready = "ready" in lines
+    try:
+        packed = next(line for line in lines if line.startswith("result ")).removeprefix("result ")
+        answer = json.loads(zlib.decompress(base64.b64decode(packed)))
+    except (StopIteration, ValueError, zlib.error):
+        ended = "ran out of memory" if result.oom_killed else "timeout" if result.timed_out else "was lost"
+        output = result.stderr.decode("utf-8", "replace")
+        return _Run(ready=ready, ended=ended, exit_code=result.exit_code, report="", output=output)
+    return _Run(
+        ready=ready,
+        ended=answer["ended"],
+        exit_code=answer["exit_code"],
+        report=answer["report"],
+        output=answer["output"],
+    )
+
+
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
