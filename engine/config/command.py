@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import hydra
+from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -67,12 +70,13 @@ def check_sweep(overrides: Sequence[str], tree: Tree) -> dict[str, str]:
 
     A fixed override becomes a sweep of one value: Hydra otherwise checks it against the configuration without the
     swept choices, where its key may not exist. A key that is given twice is refused: Hydra would drop one of them."""
-    lines = _parse(overrides)
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(tree.configs), version_base=HYDRA_VERSION_BASE, job_name="engine"):
+        lines = _parse(overrides, GlobalHydra.instance().config_loader())
     _refuse_repeated(lines)
     own = [line for line in lines if not line.is_hydra_override()]
     errors: dict[str, ConfigError] = {}
-    (jobs,) = BasicSweeper.split_arguments(own, max_batch_size=None)
-    for job in jobs:
+    for job in _jobs(own):
         try:
             found: Sequence[ConfigError] = problems(compose(job, tree), load_registry(tree.schemas))
         except ConfigErrors as several:
@@ -83,12 +87,20 @@ def check_sweep(overrides: Sequence[str], tree: Tree) -> dict[str, str]:
     return {str(line.input_line): _as_sweep(line) for line in own}
 
 
-def _parse(overrides: Sequence[str]) -> list[Override]:
+def _jobs(lines: Sequence[Override]) -> list[list[str]]:
+    """The overrides of each job; none for a search space (`interval`), whose points only the sweeper knows."""
+    if any(line.is_sweep_override() and not line.is_discrete_sweep() for line in lines):
+        return []
+    jobs: list[list[str]] = BasicSweeper.split_arguments(list(lines), max_batch_size=None)[0]
+    return jobs
+
+
+def _parse(overrides: Sequence[str], loader: ConfigLoader) -> list[Override]:
     parsed: list[Override] = []
     errors: list[ConfigError] = []
     for text in overrides:
         try:
-            parsed += OverridesParser.create().parse_overrides([text])
+            parsed += OverridesParser.create(loader).parse_overrides([text])
         except HydraException:
             key, _, value = text.partition("=")
             errors.append(ConfigError(key, value, "cannot be parsed", "write key=value, or key=a,b for a sweep"))
@@ -103,7 +115,8 @@ def _refuse_repeated(lines: Sequence[Override]) -> None:
         key = line.get_key_element()
         if key in seen:
             values = f"{seen[key].input_line} and {line.input_line}"
-            raise ConfigError(key, line.get_value_element_as_str(), f"given twice ({values})", "give a key once")
+            value = str(line.input_line).partition("=")[2]
+            raise ConfigError(key, value, f"given twice ({values})", "give a key once")
         seen[key] = line
 
 

@@ -16,7 +16,7 @@ from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseExce
 
 from engine.config.composed import Composed
 from engine.config.diagnose import diagnose
-from engine.config.origins import trace
+from engine.config.origins import command_line, trace
 from engine.config.schemas import CONFIG_NAME, TREE, Tree
 from engine.core.errors import ConfigError, ConfigErrors
 
@@ -57,7 +57,7 @@ def finish(config: DictConfig, with_hydra: DictConfig) -> Composed:
     assert isinstance(resolved, dict)
     return Composed(
         config={str(key): value for key, value in resolved.items()},
-        command_line=tuple(str(item) for item in with_hydra.hydra.overrides.task),
+        command_line=command_line(with_hydra),
         origins=origins,
         interpolated=interpolated,
         unresolved=unresolved,

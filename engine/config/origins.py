@@ -19,7 +19,7 @@ COMMAND_LINE = "command line"
 def trace(with_hydra: DictConfig, config: DictConfig) -> dict[str, str]:
     """Dotted leaf key → `sandbox/bubblewrap.yaml (scale=laptop)`, `command line`, `… → ${interpolation}`."""
     hydra = with_hydra.hydra
-    overrides = [str(line) for line in hydra.overrides.task]
+    overrides = list(command_line(with_hydra))
     loader = GlobalHydra.instance().config_loader()
     defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN)
     folders = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
@@ -44,6 +44,13 @@ def trace(with_hydra: DictConfig, config: DictConfig) -> dict[str, str]:
             for leaf in (*_leaves(line.value(), key), key):
                 origins[leaf] = COMMAND_LINE
     return {key: _with_interpolation(origins, key, raw) for key, raw in _raw_leaves(config, "")}
+
+
+def command_line(with_hydra: DictConfig) -> tuple[str, ...]:
+    """The overrides as they were given; unresolved, since a value may be an interpolation."""
+    given = OmegaConf.to_container(with_hydra.hydra.overrides.task, resolve=False)
+    assert isinstance(given, list)
+    return tuple(str(line) for line in given)
 
 
 def _chooser(containing: str | None) -> str:

@@ -1,0 +1,110 @@
+"""Hydra's habits on the command line, with this project's errors; sweeps are checked whole before they start."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.config.command import NOTHING_TO_DO, run_command
+from engine.config.composed import Composed
+from engine.config.schemas import Tree
+from engine.core.errors import ConfigError
+
+
+class Recorder:
+    """Takes the place of the job."""
+
+    def __init__(self, *codes: int) -> None:
+        self.seen: list[Composed] = []
+        self.codes = list(codes)
+
+    def __call__(self, composed: Composed) -> int:
+        self.seen.append(composed)
+        return self.codes.pop(0) if self.codes else 0
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_gets_its_configuration_and_leaves_no_file(tree: Tree, elsewhere: Path) -> None:
+    recorder = Recorder(3)
+    assert run_command(["scale=node", "engine.path=/m"], recorder, tree) == 3
+    (composed,) = recorder.seen
+    assert composed.config["engine"]["path"] == "/m"
+    assert composed.command_line == ("scale=node", "engine.path=/m")
+    assert list(elsewhere.iterdir()) == []
+    assert Path.cwd() == elsewhere
+
+
+def test_without_arguments_it_says_what_to_do(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = Recorder()
+    assert run_command([], recorder, tree) == 2
+    assert recorder.seen == []
+    assert capsys.readouterr().err.strip() == NOTHING_TO_DO
+
+
+def test_errors_of_hydra_are_told_by_this_project(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_command(["engine=smal", "engine.thread=2"], Recorder(), tree)
+    assert str(caught.value).splitlines() == [
+        "engine='smal': unknown option; did you mean small? allowed: exotic, large, small",
+        "engine.thread=2: unknown key; did you mean engine.threads? allowed: threads, device, path, arguments",
+    ]
+    assert capsys.readouterr().err == ""
+
+
+def test_cfg_job_prints_yaml(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["--cfg", "job", "seed=7"], Recorder(), tree) == 0
+    assert "\nseed: 7\n" in capsys.readouterr().out
+
+
+def test_a_sweep_runs_every_combination(tree: Tree) -> None:
+    recorder = Recorder(0, 3, 0, 0)
+    assert run_command(["-m", "seed=1,2", "engine=small,exotic", "engine.threads=5"], recorder, tree) == 3
+    found = [(c.config["seed"], c.config["engine"]["path"], c.config["engine"]["threads"]) for c in recorder.seen]
+    assert found == [(1, "small", 5), (1, "exotic", 5), (2, "small", 5), (2, "exotic", 5)]
+    assert recorder.seen[0].command_line == ("seed=1", "engine=small", "engine.threads=5")
+
+
+def test_a_sweep_writes_below_the_runs_folder_only(tree: Tree, elsewhere: Path) -> None:
+    run_command(["-m", "seed=1,2", "run.root=here"], Recorder(), tree)
+    assert [str(path.relative_to(elsewhere)) for path in elsewhere.rglob("*") if path.is_file()] == [
+        "here/sweeps/multirun.yaml"
+    ]
+
+
+def test_a_fixed_key_may_exist_in_the_swept_option_only(tree: Tree) -> None:
+    """The kind of hydra#2888."""
+    recorder = Recorder()
+    arguments = ["--multirun", "harness=other", "harnesses.other.max_turns=3", "seed=1,2", "engine.path='a b'"]
+    assert run_command(arguments, recorder, tree) == 0
+    assert [c.config["harnesses"]["other"]["max_turns"] for c in recorder.seen] == [3, 3]
+    assert [c.config["engine"]["path"] for c in recorder.seen] == ["a b", "a b"]
+
+
+def test_a_sweep_over_all_options_of_a_group(tree: Tree) -> None:
+    recorder = Recorder()
+    assert run_command(["-m", "engine=glob(*,exclude=large)", "seed=range(1,3)"], recorder, tree) == 0
+    found = [(c.config["engine"]["path"], c.config["seed"]) for c in recorder.seen]
+    assert found == [("exotic", 1), ("exotic", 2), ("small", 1), ("small", 2)]
+
+
+def test_a_key_given_twice_is_refused_in_a_sweep(tree: Tree) -> None:
+    """The kind of hydra#3106."""
+    recorder = Recorder()
+    with pytest.raises(ConfigError, match=r"^seed='3,4': given twice \(seed=1,2 and seed=3,4\); give a key once$"):
+        run_command(["-m", "seed=1,2", "seed=3,4"], recorder, tree)
+    assert recorder.seen == []
+
+
+def test_one_bad_job_keeps_the_whole_sweep_from_starting(tree: Tree) -> None:
+    recorder = Recorder()
+    with pytest.raises(ConfigError) as caught:
+        run_command(["-m", "seed=1,-2", "engine=small,smal"], recorder, tree)
+    assert str(caught.value).splitlines() == [
+        "engine='smal': unknown option; did you mean small? allowed: exotic, large, small",
+        "seed=-2: out of range; give an integer ≥ 0: Seed",
+    ]
+    assert recorder.seen == []
