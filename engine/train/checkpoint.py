@@ -7,6 +7,7 @@ Refuses: a checkpoint that is incomplete, or belongs to another model or another
 import contextlib
 import hashlib
 import json
+import pickle
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from engine.core.errors import RunError
@@ -66,7 +68,7 @@ def load_state(directory: Path, weights: Mapping[str, Any], expected: Mapping[st
         meta = json.loads((directory / _META).read_text())
         loaded = load_file(directory / _WEIGHTS)
         state: dict[str, Any] = torch.load(directory / _STATE, weights_only=True, map_location="cpu")
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         raise RunError(f"checkpoint {directory} cannot be read: {error}") from error
     for key, value in expected.items():
         if meta.get(key) != value:

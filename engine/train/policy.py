@@ -131,7 +131,7 @@ def _load(model: ModelInfo, settings: PolicySettings) -> Any:
         **options,
     )
     if settings.gradient_checkpointing:
-        loaded.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        loaded.activation_checkpointing_enable()
     loaded.train()
     return loaded
 

@@ -186,8 +186,8 @@ class TorchTrainer:
                 total += float(entropies.sum()) if entropies is not None else 0.0
                 count += len(logprobs)
                 values.update(zip(indices, logprobs.to(torch.float64).split(list(micro.counts)), strict=True))
-        for index, row_values in values.items():
-            if not bool(torch.isfinite(row_values).all()):
+        for index in sorted(values):
+            if not bool(torch.isfinite(values[index]).all()):
                 raise RunError(f"step {batch.step}: log-probabilities of row {index} are not finite")
         return values, total / max(count, 1)
 
@@ -223,7 +223,7 @@ class TorchTrainer:
         loss, metrics = self._algorithm.loss(streams)
         where = f"step {batch.step}"
         if not bool(torch.isfinite(loss)):
-            raise RunError(f"{where}: the loss is {float(loss)}; the update was not applied")
+            raise RunError(f"{where}: the loss is {float(loss.detach())}; the update was not applied")
         loss.backward()
         gradient = streams.new.grad if streams.new.grad is not None else torch.zeros_like(streams.new)
         weights = dict(zip(rows, gradient.split([len(new[index]) for index in rows]), strict=True))
