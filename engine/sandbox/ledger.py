@@ -1,6 +1,7 @@
 """Who runs which sandboxes, so that none outlives its run.
 
     CACHE/sandboxes/OWNER/SESSION/lock     locked by the process for as long as it lives, however it ends
+    CACHE/sandboxes/OWNER/SESSION/service  link to the folder of podman's service, where there is one
     CACHE/sandboxes/OWNER/SESSION/ROOM/…   one room per sandbox (see rooms)
 
 Liveness is the lock, not a process id: the kernel drops it with the process, and it holds between containers that
@@ -14,15 +15,12 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from engine.core.errors import SandboxError
 from engine.core.paths import cache_dir
-from engine.sandbox.rooms import Record, Room, dismantle, read_record
-
-Discard = Callable[[Record], None]
-"""Removes what a runtime itself keeps of a sandbox (a podman container), before its room goes."""
+from engine.sandbox.rooms import Room, dismantle, read_record
 
 
 class Session:
@@ -30,6 +28,7 @@ class Session:
 
     def __init__(self, owner: str) -> None:
         """Open it. Raises SandboxError when the cache cannot be written."""
+        self.owner = owner
         try:
             with _ledger_lock():
                 self.folder = _owner_folder(owner) / secrets.token_hex(4)
@@ -50,14 +49,14 @@ class Session:
         if self._lock.closed:
             return
         with _ledger_lock():
-            if [entry.name for entry in self.folder.iterdir()] == ["lock"]:
+            if {entry.name for entry in self.folder.iterdir()} <= {"lock", "service"}:
                 shutil.rmtree(self.folder)
                 with contextlib.suppress(OSError):  # other sessions of the owner
                     self.folder.parent.rmdir()
             self._lock.close()
 
 
-def reap(owner: str | None, discard: Discard | None = None) -> tuple[str, ...]:
+def reap(owner: str | None) -> tuple[str, ...]:
     """Remove every sandbox whose process is gone: of one owner, or (None) of all; returns their names.
 
     Raises SandboxError naming what could not be removed, after having tried everything."""
@@ -70,7 +69,7 @@ def reap(owner: str | None, discard: Discard | None = None) -> tuple[str, ...]:
         for session in [path for folder in owners if folder.is_dir() for path in folder.iterdir()]:
             with _abandoned(session) as abandoned:
                 if abandoned:
-                    names, trouble = _reap_session(session, discard)
+                    names, trouble = _reap_session(session)
                     reaped += names
                     problems += trouble
     if problems:
@@ -78,18 +77,19 @@ def reap(owner: str | None, discard: Discard | None = None) -> tuple[str, ...]:
     return tuple(reaped)
 
 
-def _reap_session(session: Path, discard: Discard | None) -> tuple[list[str], list[str]]:
+def _reap_session(session: Path) -> tuple[list[str], list[str]]:
     reaped, problems = [], []
     for folder in [path for path in session.iterdir() if path.is_dir()]:
         try:
             record = read_record(folder)
-            if record is not None and discard is not None:
-                discard(record)
             dismantle(folder)
             reaped.append(record.name if record else folder.name)
         except (SandboxError, OSError) as error:
             problems.append(str(error))
     if not problems:
+        service = session / "service"
+        if service.is_symlink():
+            shutil.rmtree(service.readlink(), ignore_errors=True)
         shutil.rmtree(session)
         with contextlib.suppress(OSError):
             session.parent.rmdir()

@@ -18,7 +18,7 @@ from engine.core.records import SandboxSpec
 from engine.sandbox import cgroups, files, seccomp
 from engine.sandbox.inside import ContainedSandbox, in_thread
 from engine.sandbox.ledger import Session, reap
-from engine.sandbox.rooms import HOME, Record, Room, Storage, dismantle, furnish, read_record
+from engine.sandbox.rooms import HOME, Record, Room, Storage, dismantle, furnish
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KEY = "sandbox._target_"
@@ -63,9 +63,6 @@ class LocalRuntime(abc.ABC):
     def _plan(self, spec: SandboxSpec, room: Room) -> Record:
         """What `_launch` will make."""
 
-    def _discard(self, record: Record) -> None:  # noqa: B027
-        """Remove what the runtime itself keeps of a sandbox of a dead run."""
-
     async def _begin(self) -> None:  # noqa: B027
         """Start what serves all sandboxes."""
 
@@ -108,7 +105,7 @@ class LocalRuntime(abc.ABC):
         """Remove what dead runs left, then open a session of `owner`."""
         if self._session is not None:
             raise SandboxError(f"{self.label} is started already")
-        await in_thread(reap, None, self._discard)
+        await in_thread(reap, None)
         self._images = images
         self._session = await in_thread(Session, owner)
         try:
@@ -135,7 +132,7 @@ class LocalRuntime(abc.ABC):
             await in_thread(self._furnish, spec, room)
             sandbox = await self._launch(spec, room, record)
         except BaseException:
-            await in_thread(self._undo, room)
+            await in_thread(dismantle, room.folder)
             raise
         self._sandboxes.add(sandbox)
         return sandbox
@@ -159,12 +156,6 @@ class LocalRuntime(abc.ABC):
         furnish(room, image, disk_mb=spec.disk_mb, storage=self._settings.storage, owner=self._owner)
         for path in (HOME, spec.workdir):
             files.make_folder(room.root, path, self._owner)
-
-    def _undo(self, room: Room) -> None:
-        record = read_record(room.folder)
-        if record is not None:
-            self._discard(record)
-        dismantle(room.folder)
 
     def _forget(self, room: Room) -> None:
         """Called when a sandbox has been removed."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.core.errors import SandboxError
-from engine.sandbox import cgroups
+from engine.sandbox import cgroups, podman_service
 from engine.sandbox.files import Owner
 
 Storage = Literal["loop", "tmpfs"]
@@ -125,6 +125,8 @@ def dismantle(folder: Path) -> None:
     """Undo a sandbox: processes, control groups, mounts, files. Safe to repeat. Raises SandboxError if some stays."""
     record = read_record(folder)
     if record is not None:
+        if record.container:
+            podman_service.remove_container(record.container)
         if record.init and started(record.init) == record.init_started:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(record.init, signal.SIGKILL)
