@@ -66,8 +66,8 @@ class BackedRenderer:
     def _ids(self, messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[int]:
         try:
             return list(self._inner.render_ids(list(messages), tools=list(tools) or None, add_generation_prompt=True))
-        except (ValueError, TypeError, KeyError, RuntimeError) as problem:
-            # RuntimeError: Jinja's own errors and a recursion that is too deep.
+        except Exception as problem:
+            # What templates and hand-written renderers raise on messages they did not foresee has no common base.
             raise CannotRender(f"{self.name}: {problem}") from None
 
 

@@ -1,9 +1,9 @@
 """What follows a closed assistant turn, found by rendering two stand-in conversations and proved by comparing them.
 
 A conversation of one user message and a stand-in assistant turn, continued by the new messages, is rendered twice with
-different stand-ins. What follows the stand-in's closing token must be the same in both, and what precedes it must not
-have moved: then it depends on the new messages alone and may follow any turn. Otherwise the format is refused for
-these messages (None).
+different stand-ins. What precedes the stand-in must not have moved, the stand-in itself must be there, and what follows
+its closing token must be the same in both: then it depends on the new messages alone and may follow any turn.
+Otherwise the format is refused for these messages (None).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +23,15 @@ def extension(render: RenderIds, new: Chat, stops: Sequence[int]) -> list[int] |
     stop_set = frozenset(stops)
     opening = render([user])
     closed = sum(token in stop_set for token in opening)
-    tails = []
+    turns, tails = [], []
     for text in _STAND_INS:
         ids = render([user, _stand_in(text, new), *new])
         close = _position(ids, stop_set, closed)
         if close is None or not _same_opening(opening, ids, stop_set, closed):
             return None
+        turns.append(ids[:close])
         tails.append(ids[close:])
-    return tails[0] if tails[0] == tails[1] else None
+    return tails[0] if tails[0] == tails[1] and turns[0] != turns[1] else None
 
 
 def _stand_in(text: str, new: Chat) -> dict[str, Any]:
