@@ -1,14 +1,16 @@
-"""The rules that span groups: what each schema allows by itself but would not work together.
+"""The rules that span groups: what each schema allows by itself but would not work, or not count, together.
 
-Invariant: reads a validated, plain configuration and nothing else, so it is quick and needs no component.
+Invariant: reads a validated, plain configuration and nothing else, so it is quick and needs no component. A rule whose
+keys a component does not have says nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from engine.core.errors import ConfigError, ConfigErrors
 
 Config = Mapping[str, Any]
+Rule = Callable[[Config], Iterator[ConfigError]]
 
 
 def check_run(config: Config) -> None:
@@ -18,19 +20,75 @@ def check_run(config: Config) -> None:
         raise ConfigErrors(errors)
 
 
-def _groups_have_spread(config: Config) -> Iterator[ConfigError]:
+def _group_has_spread(config: Config) -> Iterator[ConfigError]:
     rollouts = config["schedule"]["rollouts_per_prompt"]
-    if rollouts < 2:
-        problem = "one rollout has no group to be compared with, so every advantage would be 0"
+    if rollouts < 2 and _at(config, "algorithm.advantage._target_") == "engine.samples.advantages.GroupNormalized":
+        problem = "a group of one has nothing to be compared with, so every advantage would be 0"
         yield ConfigError("schedule.rollouts_per_prompt", rollouts, problem, "set it to at least 2")
 
 
-def _partial_needs_staleness(config: Config) -> Iterator[ConfigError]:
+def _every_harness_runs(config: Config) -> Iterator[ConfigError]:
+    rollouts, harnesses = config["schedule"]["rollouts_per_prompt"], list(config["harnesses"])
+    if len(harnesses) > rollouts:
+        problem = f"fewer rollouts than harnesses ({', '.join(harnesses)}), so some would never run"
+        yield ConfigError("schedule.rollouts_per_prompt", rollouts, problem, f"set it to at least {len(harnesses)}")
+
+
+def _partial_rollouts_are_stale(config: Config) -> Iterator[ConfigError]:
     schedule = config["schedule"]
     if schedule["partial_rollouts"] and schedule["staleness_threshold"] == 0:
-        problem = "a trial that goes on across an update samples from two versions"
+        problem = "a trial that goes on across an update is sampled from two versions of the weights"
         way_out = "set schedule.staleness_threshold to at least 1, or schedule.partial_rollouts=false"
         yield ConfigError("schedule.partial_rollouts", True, problem, way_out)
 
 
-RULES = (_groups_have_spread, _partial_needs_staleness)
+def _training_takes_turns(config: Config) -> Iterator[ConfigError]:
+    staleness = config["schedule"]["staleness_threshold"]
+    if staleness and _at(config, "job._target_") == "engine.run.jobs.train.TrainJob":
+        problem = "job=train lets rollouts and updates take turns, it cannot run them at once yet"
+        way_out = "set schedule.staleness_threshold=0 and schedule.partial_rollouts=false"
+        yield ConfigError("schedule.staleness_threshold", staleness, problem, way_out)
+
+
+def _budget_fits_context(config: Config) -> Iterator[ConfigError]:
+    prompt, response = _at(config, "proxy.max_prompt_tokens"), _at(config, "proxy.max_response_tokens")
+    context = _at(config, "model.max_context")
+    if None in (prompt, response, context) or prompt + response <= context:
+        return
+    problem = f"with proxy.max_prompt_tokens={prompt} more than model.max_context={context}, so never used up"
+    way_out = f"set it to at most {context - prompt}" if prompt < context else "lower proxy.max_prompt_tokens"
+    yield ConfigError("proxy.max_response_tokens", response, problem, way_out)
+
+
+def _turn_fits_budget(config: Config) -> Iterator[ConfigError]:
+    turn, response = _at(config, "proxy.max_tokens_per_turn"), _at(config, "proxy.max_response_tokens")
+    if turn is not None and response is not None and turn > response:
+        problem = f"more than proxy.max_response_tokens={response}, the budget of the whole trial"
+        yield ConfigError("proxy.max_tokens_per_turn", turn, problem, f"set it to at most {response}")
+
+
+def _mini_batches_are_filled(config: Config) -> Iterator[ConfigError]:
+    schedule, parts = config["schedule"], _at(config, "train.mini_batches")
+    trajectories = schedule["prompts_per_step"] * schedule["rollouts_per_prompt"]
+    if parts is not None and parts > trajectories:
+        problem = f"more than the {trajectories} trajectories of a step"
+        yield ConfigError("train.mini_batches", parts, problem, f"set it to at most {trajectories}")
+
+
+RULES: tuple[Rule, ...] = (
+    _group_has_spread,
+    _every_harness_runs,
+    _partial_rollouts_are_stale,
+    _training_takes_turns,
+    _budget_fits_context,
+    _turn_fits_budget,
+    _mini_batches_are_filled,
+)
+
+
+def _at(config: Config, key: str) -> Any:
+    """The value at a dotted key; None where a component has no such key."""
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

@@ -133,8 +133,10 @@ def _translate(error: ValidationError, prefix: str) -> Iterator[ConfigError]:
                 wanted_kind = "OPTION" if slot_role(schema["properties"][name]) else "VALUE"
                 yield _missing(_join(key, name), f"{_join(key, name)}={wanted_kind}")
     elif error.validator == "enum":
-        allowed = [str(choice) for choice in wanted]
+        allowed = [as_yaml(choice) for choice in wanted]
         yield ConfigError(key, value, "unknown choice", suggestion(nearest(str(value), allowed), allowed))
+    elif error.validator == "const":
+        yield ConfigError(key, _short(value), "unknown choice", f"only {as_yaml(wanted)} exists")
     elif error.validator == "type":
         yield ConfigError(key, _short(value), f"wrong type, {_kind(value)}", way_out)
     elif error.validator in _RANGE:
@@ -165,9 +167,9 @@ def _way_out(schema: Any, key: str) -> str:
 def expectation(schema: Schema) -> str:
     """In words, what a property's schema allows: `an integer ≥ 1`, `one of a, b`, `a string or null`."""
     if "enum" in schema:
-        return "one of " + ", ".join(str(choice) for choice in schema["enum"])
+        return "one of " + ", ".join(as_yaml(choice) for choice in schema["enum"])
     if "const" in schema:
-        return str(schema["const"])
+        return as_yaml(schema["const"])
     types = schema.get("type", "value")
     names: list[str] = types if isinstance(types, list) else [types]
     words = " or ".join(_WORDS.get(name, name) for name in names)
@@ -198,6 +200,13 @@ _BOUNDS = {
     "exclusiveMaximum": "<",
     "multipleOf": "multiple of",
 }
+
+
+def as_yaml(value: Any) -> str:
+    """A scalar as it is written in YAML."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
 
 
 def _kind(value: Any) -> str:

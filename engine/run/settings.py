@@ -32,13 +32,15 @@ class Schedule:
     partial_rollouts: bool
     """Whether trials go on across a weight update instead of being waited for."""
     validation_every: int
-    """Steps between validations; 0: never."""
+    """Steps between validations."""
     validation_prompts: int | None
     """Validation tasks at a time, the first of the split; None: all."""
     validation_samples: int
     """Trials per validation task."""
     validation_temperature: float
+    """Sampling temperature in validation."""
     validation_top_p: float
+    """Nucleus (probability mass) sampled from in validation."""
 
 
 @dataclass(frozen=True, kw_only=True)

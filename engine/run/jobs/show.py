@@ -11,6 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from engine.config.built import Built
+from engine.config.validate import as_yaml
 
 
 class ShowJob:
@@ -34,16 +35,14 @@ def tree(config: Mapping[str, Any], origins: Mapping[str, str]) -> Tree:
 def _grow(branch: Tree, value: Mapping[str, Any], prefix: str, origins: Mapping[str, str]) -> None:
     for name, child in value.items():
         key = f"{prefix}.{name}" if prefix else str(name)
+        if isinstance(child, list) and any(isinstance(item, Mapping) for item in child):
+            child = {f"[{index}]": item for index, item in enumerate(child)}
         if isinstance(child, Mapping) and child:
-            _grow(branch.add(Text(str(name), style="bold")), child, key, origins)
+            twig = Text(str(name), style="bold")
+            if key in origins:
+                twig.append(f"  # {origins[key]}", style="dim not bold")
+            _grow(branch.add(twig), child, key, origins)
         else:
-            line = Text.assemble(f"{name}: ", (_shown(child), "cyan"))
+            line = Text.assemble(f"{name}: ", (as_yaml(child), "cyan"))
             origin = origins.get(key, "")
             branch.add(line.append(f"  # {origin}", style="dim") if origin else line)
-
-
-def _shown(value: Any) -> str:
-    """As YAML would write it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)

@@ -1,0 +1,103 @@
+"""Rules that span groups, by their exact message."""
+
+from typing import Any
+
+import pytest
+
+from engine.config.checks import check_run
+from engine.core.errors import ConfigErrors
+
+GOOD: dict[str, Any] = {
+    "job": {"_target_": "engine.run.jobs.train.TrainJob"},
+    "model": {"max_context": 1000},
+    "harnesses": {"a": {}, "b": {}},
+    "proxy": {"max_prompt_tokens": 400, "max_response_tokens": 600, "max_tokens_per_turn": 600},
+    "algorithm": {"advantage": {"_target_": "engine.samples.advantages.GroupNormalized"}},
+    "train": {"mini_batches": 8},
+    "schedule": {"prompts_per_step": 4, "rollouts_per_prompt": 2, "partial_rollouts": False, "staleness_threshold": 0},
+}
+
+CASES = {
+    "schedule.rollouts_per_prompt": (
+        {"harnesses": {"a": {}}, "schedule.rollouts_per_prompt": 1, "train.mini_batches": 4},
+        [
+            "schedule.rollouts_per_prompt=1: a group of one has nothing to be compared with, so every advantage "
+            "would be 0; set it to at least 2"
+        ],
+    ),
+    "harnesses": (
+        {"harnesses": {"a": {}, "b": {}, "c": {}}},
+        [
+            "schedule.rollouts_per_prompt=2: fewer rollouts than harnesses (a, b, c), so some would never run; "
+            "set it to at least 3"
+        ],
+    ),
+    "partial rollouts": (
+        {"schedule.partial_rollouts": True},
+        [
+            "schedule.partial_rollouts=True: a trial that goes on across an update is sampled from two versions of "
+            "the weights; set schedule.staleness_threshold to at least 1, or schedule.partial_rollouts=false"
+        ],
+    ),
+    "staleness": (
+        {"schedule.staleness_threshold": 1},
+        [
+            "schedule.staleness_threshold=1: job=train lets rollouts and updates take turns, it cannot run them at "
+            "once yet; set schedule.staleness_threshold=0 and schedule.partial_rollouts=false"
+        ],
+    ),
+    "context": (
+        {"model.max_context": 999},
+        [
+            "proxy.max_response_tokens=600: with proxy.max_prompt_tokens=400 more than model.max_context=999, so "
+            "never used up; set it to at most 599"
+        ],
+    ),
+    "turn": (
+        {"proxy.max_tokens_per_turn": 601},
+        [
+            "proxy.max_tokens_per_turn=601: more than proxy.max_response_tokens=600, the budget of the whole trial; "
+            "set it to at most 600"
+        ],
+    ),
+    "mini-batches": (
+        {"train.mini_batches": 9},
+        ["train.mini_batches=9: more than the 8 trajectories of a step; set it to at most 8"],
+    ),
+    "several": (
+        {"train.mini_batches": 9, "proxy.max_tokens_per_turn": 601},
+        [
+            "proxy.max_tokens_per_turn=601: more than proxy.max_response_tokens=600, the budget of the whole trial; "
+            "set it to at most 600",
+            "train.mini_batches=9: more than the 8 trajectories of a step; set it to at most 8",
+        ],
+    ),
+}
+
+
+def _with(changes: dict[str, Any]) -> dict[str, Any]:
+    config = {name: dict(group) for name, group in GOOD.items()}
+    for key, value in changes.items():
+        group, _, name = key.partition(".")
+        config[group] = {**config[group], name: value} if name else value
+    return config
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rule(case: str) -> None:
+    changes, expected = CASES[case]
+    with pytest.raises(ConfigErrors) as caught:
+        check_run(_with(changes))
+    assert str(caught.value).splitlines() == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"schedule.staleness_threshold": 1, "schedule.partial_rollouts": True, "job": {"_target_": "other.Job"}},
+        {"proxy": {}, "model": {}, "train": {}},
+    ],
+)
+def test_what_works_together_passes(changes: dict[str, Any]) -> None:
+    check_run(_with(changes))
