@@ -206,7 +206,7 @@ def _files(tests: Sequence[str], canaries: Sequence[CanaryFile]) -> list[str]:
 def _arguments(ini: str, task: Task, files: Sequence[str]) -> list[str]:
     """pytest's command line: no configuration, plugin or cache but the grader's own."""
     own = ["-c", ini, "--rootdir", task.workdir, "--confcutdir", task.workdir, "-p", "no:cacheprovider"]
-    shown = ["-q", "--color=no", "--tb=short", "-W", "ignore"]
+    shown = ["-q", "--color=no", "--tb=short", "--disable-warnings"]
     return [*own, *shown, "--continue-on-collection-errors", "--import-mode=prepend", *files]
 
 

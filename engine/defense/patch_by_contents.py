@@ -1,0 +1,125 @@
+"""Makes the patch: the tree that the agent left is compared with the base, file by file, by contents.
+
+Invariant: version control is never asked (an agent owns its `.git`), no link is followed, nothing is run. Only text
+enters a patch; links, special files, other names of one file (hard links), binary or oversized contents and names that
+are not UTF-8 are refused, each with a finding, and what the base holds there stays. By-products of running Python are
+dropped without a word.
+"""
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from engine.core.errors import PatchError
+from engine.core.patch import difference, read_tree, safe_path, walk_files, without
+from engine.core.records import Finding, Patch, Task
+from engine.defense.history import is_history
+from engine.defense.stage import Stage
+
+NAME = "patch_by_contents"
+MAX_FILE_BYTES = 4 << 20
+"""A single file beyond this is refused."""
+_NAMED = 50
+"""Paths that a finding names at most."""
+_BYPRODUCTS = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox"})
+_BYPRODUCT_SUFFIXES = (".pyc", ".pyo")
+
+
+def make_patch(base: Path, tree: Path) -> tuple[Patch, tuple[Finding, ...]]:
+    """What turns `base` into `tree` (both host folders), and what was refused."""
+    before = {path: held for path, held in read_tree(base).items() if not is_history(path)}
+    after: dict[str, tuple[bytes, bool]] = {}
+    refused: dict[str, list[str]] = {}
+    for path, info in walk_files(tree):
+        if path.split("/", 1)[0] == ".git" or (path not in before and _is_byproduct(path)):
+            continue  # the engine's own repository, and what running Python leaves behind
+        reason, held = _take(tree / path, path, info, before)
+        if reason:
+            refused.setdefault(reason, []).append(path)
+        if held is not None:
+            after[path] = held
+        elif reason and path in before:
+            after[path] = before[path]
+    lost = [path for path in before if path not in after and _below_refused(path, refused)]
+    after.update({path: before[path] for path in lost})
+    return difference(before, after), _findings(refused)
+
+
+def _take(
+    file: Path, path: str, info: os.stat_result, before: Mapping[str, tuple[bytes, bool]]
+) -> tuple[str, tuple[bytes, bool] | None]:
+    """(why it is refused, or an empty text; contents and mode where they are taken)."""
+    if not stat.S_ISREG(info.st_mode):
+        return "a link" if stat.S_ISLNK(info.st_mode) else "a special file", None
+    try:
+        safe_path(path)
+    except PatchError:
+        return "a name that a patch may not hold", None
+    if info.st_nlink > 1:
+        return "a file with several names", None
+    if info.st_size > MAX_FILE_BYTES:
+        return f"over {MAX_FILE_BYTES >> 20} MiB", None
+    data, executable = file.read_bytes(), bool(info.st_mode & stat.S_IXUSR)
+    if path in before and before[path][0] == data:
+        return "", before[path]
+    if not is_text(data):
+        return "not text", None
+    return "", (data, executable)
+
+
+def is_text(data: bytes) -> bool:
+    """UTF-8 without NUL."""
+    if b"\0" in data:
+        return False
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _is_byproduct(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return any(part in _BYPRODUCTS for part in parts[:-1]) or parts[-1].endswith(_BYPRODUCT_SUFFIXES)
+
+
+def _below_refused(path: str, refused: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a folder of the base was replaced by something refused (a link): its files count as unchanged."""
+    return any(path.startswith(other + "/") for paths in refused.values() for other in paths)
+
+
+def _findings(refused: Mapping[str, Sequence[str]]) -> tuple[Finding, ...]:
+    return tuple(
+        Finding(stage=NAME, phase="extract", detail=f"not taken into the patch: {reason}", paths=_printable(paths))
+        for reason, paths in sorted(refused.items())
+    )
+
+
+def _printable(paths: Sequence[str]) -> tuple[str, ...]:
+    """The first names, as text that can be stored."""
+    return tuple(path.encode("utf-8", "backslashreplace").decode() for path in paths[:_NAMED])
+
+
+class PatchByContents(Stage):
+    """The bound on a patch's size (`contracts.Defense`); what may be in it is `make_patch`'s."""
+
+    name = NAME
+
+    def __init__(self, *, max_patch_kb: int) -> None:
+        self.max_patch_kb = max_patch_kb
+
+    def extract(self, task: Task, tree: Path, patch: Patch) -> tuple[Patch, Sequence[Finding]]:
+        """Leave out the largest contents while the patch is over its bound: data and logs, not fixes."""
+        sizes = {change.path: len(change.after or b"") for change in patch.changes}
+        total, dropped = sum(sizes.values()), list[str]()
+        for path in sorted(sizes, key=lambda path: (sizes[path], path), reverse=True):
+            if total <= self.max_patch_kb << 10:
+                break
+            dropped.append(path)
+            total -= sizes[path]
+        if not dropped:
+            return patch, ()
+        detail = f"patch over {self.max_patch_kb} KiB: the largest contents were left out"
+        finding = Finding(stage=NAME, phase="extract", detail=detail, paths=_printable(dropped))
+        return without(patch, dropped), (finding,)

@@ -1,0 +1,25 @@
+"""What every defence is unless it says otherwise: one that does nothing in a phase."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.core.contracts import Sandbox
+from engine.core.records import Finding, Patch, Task
+
+
+class Stage:
+    """Base of the defences; a defence overrides the phases in which it acts (`contracts.Defense`)."""
+
+    name: str
+
+    async def setup(self, task: Task, tree: Path) -> Sequence[Finding]:
+        """Over the staged repository on the host, before it enters the sandbox."""
+        return ()
+
+    async def settle(self, task: Task, sandbox: Sandbox) -> Sequence[Finding]:
+        """After the harness ended, before anything is read."""
+        return ()
+
+    def extract(self, task: Task, tree: Path, patch: Patch) -> tuple[Patch, Sequence[Finding]]:
+        """Over the patch made from the agent's tree."""
+        return patch, ()
