@@ -94,6 +94,13 @@ def test_progress_keeps_the_last_error_of_the_conversation() -> None:
     assert (progress.code, progress.detail) == ("MaxIterationsReached", "limit")
 
 
+def test_given_environment_is_that_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADDED_SINCE", "1")
+    given = launcher.given_environment()
+    assert given["PATH"]
+    assert "ADDED_SINCE" not in given
+
+
 def test_failure_at_set_up_is_a_crash_with_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "close_to_neighbours", lambda: None)
     path = tmp_path / "settings.json"

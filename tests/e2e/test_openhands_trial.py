@@ -1,0 +1,127 @@
+"""The real OpenHands SDK in a real bubblewrap sandbox, against a scripted server on the sandbox's loopback."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from openhands_pieces import (
+    HANG,
+    KEY,
+    Refusal,
+    call,
+    make_harness,
+    make_runtime,
+    run_trial,
+    say,
+    shell,
+    task_image,
+)
+
+from engine.core.errors import HarnessError
+from engine.core.records import Termination
+from engine.harness.launchers import openhands as launcher
+from engine.sandbox.images import DebianImageStore
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared() -> None:
+    """Both images are built (minutes, once per machine)."""
+    missing = make_runtime().problems()
+    if missing:
+        pytest.skip(f"this machine cannot run sandboxes: {missing[0]}")
+
+    async def build() -> None:
+        for image in (task_image(), make_harness().runtime()):
+            await DebianImageStore().build(image, lambda line: print(line, file=sys.stderr))
+
+    asyncio.run(build())
+
+
+async def test_edits_tests_and_finishes_in_the_tasks_own_environment(tmp_path: Path) -> None:
+    look = (
+        "sed -i 's/a - b/a + b/' calc.py && python3 check.py; "
+        "python3 -c 'import sys; print(\"PYTHON\", sys.version_info[:2], sys.path, sys.prefix)'; "
+        "echo NAMES $(compgen -e); echo LEAKS $(env | grep -c opt.agent); "
+        "cat /proc/$PPID/environ /proc/$PPID/mem /run/lego/settings.json 2>&1; ls /proc/$PPID/fd 2>&1; ls -A"
+    )
+    ended = await run_trial([shell(look, 1), call("finish", {"message": "done"}, 2)], tmp_path)
+    assert make_harness().judge(ended.result, ended.report)[0] is Termination.AGENT_COMPLETED
+    assert (ended.tree / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
+    assert len(ended.server.requests) == 2
+    assert ended.server.paths == {"/t/trial/v1/chat/completions"}
+    assert ended.server.keys == {f"Bearer {KEY}"}
+
+    (output,) = ended.server.tool_outputs()
+    assert "the check passes" in output
+    lines = {line.split()[0]: line for line in output.splitlines() if line.startswith(("PYTHON", "NAMES", "LEAKS"))}
+    assert "(3, 11)" in lines["PYTHON"]
+    assert "/opt/agent" not in lines["PYTHON"]
+    assert lines["LEAKS"] == "LEAKS 0"
+    of_the_sandbox = {"HOME", "PATH", "USER"}
+    of_bash = {"OLDPWD", "PROMPT_COMMAND", "PS1", "PS2", "PWD", "SHLVL", "TERM", "_"}
+    of_the_sdk = {"AI_AGENT", "GIT_PAGER", "PAGER"}
+    names = set(lines["NAMES"].split()[1:])
+    assert names <= of_the_sandbox | of_bash | of_the_sdk
+    assert KEY not in output
+    assert output.count("Permission denied") == 3
+    assert "/run/lego/settings.json: No such file" in output
+
+
+async def test_mended_calls_and_a_last_word(tmp_path: Path) -> None:
+    script = [
+        call("terminal", '{"command": "ls', 1),
+        call("nonesuch", {}, 2),
+        call("terminal", "[1]", 3),
+        say("I cannot go on."),
+    ]
+    ended = await run_trial(script, tmp_path)
+    assert make_harness().judge(ended.result, ended.report)[0] is Termination.AGENT_COMPLETED
+    assert len(ended.server.requests) == 4
+    outputs = ended.server.tool_outputs()
+    assert "unparseable JSON" in outputs[0]
+    assert "'nonesuch' not found" in outputs[1]
+    assert json.loads(ended.report or b"")["events"]["AgentErrorEvent"] == 3
+
+
+async def test_limit_of_turns(tmp_path: Path) -> None:
+    ended = await run_trial([shell("echo one", 1), shell("echo two", 2)], tmp_path, max_turns=2)
+    termination, reason = make_harness().judge(ended.result, ended.report)
+    assert termination is Termination.MAX_TURNS
+    assert "maximum iterations limit (2)" in reason
+    assert len(ended.server.requests) == 2
+
+
+async def test_context_overflow_is_not_retried(tmp_path: Path) -> None:
+    message = "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens."
+    ended = await run_trial([Refusal(400, "context_length_exceeded", message)], tmp_path)
+    assert make_harness().judge(ended.result, ended.report)[0] is Termination.CONTEXT_OVERFLOW
+    assert len(ended.server.requests) == 1
+
+
+async def test_failing_endpoint_is_retried_within_bounds_and_is_no_result(tmp_path: Path) -> None:
+    ended = await run_trial([Refusal(500, "", "the engine broke")], tmp_path)
+    with pytest.raises(HarnessError, match="the engine broke"):
+        make_harness().judge(ended.result, ended.report)
+    assert len(ended.server.requests) == 2
+
+
+async def test_wall_clock(tmp_path: Path) -> None:
+    ended = await run_trial([HANG], tmp_path, timeout_s=10.0)
+    assert make_harness().judge(ended.result, ended.report)[0] is Termination.AGENT_TIMEOUT
+
+
+async def test_an_agent_that_kills_its_harness_is_kept(tmp_path: Path) -> None:
+    forge = """echo '{"exit_code": 70}' > /run/lego/report.json; echo x > made; kill -9 $PPID"""
+    ended = await run_trial([shell(forge, 1)], tmp_path)
+    termination, reason = make_harness().judge(ended.result, ended.report)
+    assert termination is Termination.AGENT_COMPLETED
+    assert "SIGKILL" in reason
+    assert (ended.tree / "made").exists()
+
+
+async def test_repeating_itself(tmp_path: Path) -> None:
+    ended = await run_trial([shell("echo again", 1)], tmp_path)
+    assert make_harness().judge(ended.result, ended.report)[0] is Termination.NO_PROGRESS
+    assert ended.result.exit_code == launcher.EXIT_STUCK
