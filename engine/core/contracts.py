@@ -5,7 +5,7 @@ heavy work and takes the collaborators it needs; `stop` is idempotent and safe t
 """
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -150,8 +150,23 @@ class Harness(Protocol):
         ...
 
 
+class Probe(Protocol):
+    """Shows after a weight update that engine and trainer hold the same weights."""
+
+    async def check(
+        self,
+        model: ModelInfo,
+        engine: Callable[["NDArray[np.int32]"], Awaitable["NDArray[np.float32]"]],
+        trainer: Callable[["NDArray[np.int32]"], "NDArray[np.float32]"],
+    ) -> Mapping[str, float]:
+        """Score fixed tokens with both; returns metrics `probe/…`; raises WeightSyncError when they disagree."""
+        ...
+
+
 class Inference(Preparable, Protocol):
     """A token-in, token-out engine."""
+
+    probe: Probe
 
     async def start(self, model: ModelInfo, directory: Path) -> None:
         """Start serving `model`; logs and scratch files go under `directory`."""

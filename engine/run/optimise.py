@@ -9,9 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.config.built import Built
 from engine.core.records import Batch, Group, Scored, StepRecord
-from engine.inference.probe import probe
 from engine.run.workbench import Workbench
 from engine.samples.alignment import check_batch, compare_batch
 from engine.samples.groups import make_groups
@@ -26,7 +28,7 @@ class Optimiser:
         self._advantage = built.algorithm.advantage
         self._bench = bench
         self._layout = layout
-        self._probe_bar = built.inference.probe_max_abs_dlogp
+        self._probe_of_weights = built.inference.probe
 
     async def resume(self, checkpoints: Sequence[int]) -> int:
         """Go on at the newest checkpoint; returns its version, 0 when there is none. Probes the engine either way."""
@@ -47,14 +49,14 @@ class Optimiser:
         trained = time.monotonic()
         agreement = _agreement(batch, result.pop("old_logprobs"))
         await self._transfer(step + 1)
-        gap = await self._probe()
+        probed = await self._probe()
         return {
             **_rewards(groups),
             "tokens/sampled": counts.sampled,
             "tokens/trained": counts.trained,
             **{name: float(value) for name, value in result.items()},
             **agreement,
-            "probe/max_abs_dlogp": gap,
+            **probed,
             "time/train_s": trained - begun,
             "time/sync_s": time.monotonic() - trained,
         }
@@ -80,9 +82,9 @@ class Optimiser:
         finally:
             path.unlink(missing_ok=True)
 
-    async def _probe(self) -> float:
-        model = self._bench.model
-        return await probe(self._bench.inference, self._bench.trainer.score, model, self._probe_bar)
+    async def _probe(self) -> Mapping[str, float]:
+        bench = self._bench
+        return await self._probe_of_weights.check(bench.model, bench.inference.score, bench.trainer.score)
 
 
 def _rewards(groups: Sequence[Group]) -> dict[str, float]:
@@ -103,9 +105,9 @@ def _rewards(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
-def _agreement(batch: Batch, recomputed: Sequence[object]) -> dict[str, float]:
+def _agreement(batch: Batch, recomputed: Sequence[NDArray[np.float32]]) -> dict[str, float]:
     """Captured against recomputed log-probabilities; tokens of older weights are reported apart."""
-    fresh, stale = compare_batch(batch, recomputed)  # type: ignore[arg-type]
+    fresh, stale = compare_batch(batch, recomputed)
     metrics = {
         "alignment/tokens": fresh.tokens,
         "alignment/pearson_r": fresh.pearson_r,

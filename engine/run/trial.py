@@ -182,8 +182,8 @@ async def _extract(
             patch, findings = await asyncio.to_thread(make_patch, task.repository, tree)
             notes.findings += findings
             for defense in shop.defenses:
-                patch, findings = defense.extract(task, tree, patch)
-                notes.findings += findings
+                patch, seen = defense.extract(task, tree, patch)
+                notes.findings += seen
     except SandboxError as failure:
         return None, (Termination.SANDBOX_LOST, str(failure))
     return patch, ending
