@@ -1,0 +1,385 @@
+"""One trial's calls without HTTP: the tree, its segments, limits, failures."""
+
+import asyncio
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from letters import CLOSE, Letters, decode, encode
+from proxy_pieces import TERMINAL, ScriptedEngine, Step, engine_failure, make_trial, routing
+
+from engine.core.errors import AlignmentError
+from engine.core.records import Generation, Segment, Termination
+from engine.proxy.segments import segments
+from engine.proxy.turn import Call, Limits, Turns
+from engine.wire.messages import ChatRequest, Message, Refusal
+
+LIMITS = Limits(
+    max_turns=1000, max_context=100_000, max_prompt_tokens=50_000, max_response_tokens=100_000, max_tokens_per_turn=500
+)
+SYSTEM = Message(role="system", text="rules")
+TASK = Message(role="user", text="task")
+
+
+@dataclass
+class Client:
+    """Speaks to a trial's turns as a harness would."""
+
+    turns: Turns
+    engine: ScriptedEngine
+    count: int = 0
+
+    async def ask(self, *messages: Message, tools: tuple[Any, ...] = (TERMINAL,), **fields: Any) -> Message:
+        values: dict[str, Any] = {"max_tokens": None, "logprobs": False, "model": "tiny"} | fields
+        request = ChatRequest(messages=messages, tools=tools, stream=False, include_usage=False, **values)
+        call = Call(id=f"x{self.count}", request="", started_s=0.0, begun=0.0)
+        self.count += 1
+        return (await self.turns.answer(request, call)).message
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return segments(self.turns.conversation)
+
+    @property
+    def texts(self) -> list[str]:
+        """Each segment's targets as text."""
+        return [decode(segment.token_ids[segment.target]) for segment in self.segments]
+
+
+def client(script: list[Step], *, moe: bool = True, renderer: Letters | None = None, **limits: int) -> Client:
+    engine = ScriptedEngine(encode=encode, script=script, stop=CLOSE, moe=moe)
+    turns = Turns(
+        trial=make_trial(Path("/nowhere")),
+        model="tiny",
+        limits=replace(LIMITS, **limits),
+        renderer=renderer or Letters(),
+        inference=engine,  # type: ignore[arg-type]
+        threads=ThreadPoolExecutor(1),
+    )
+    return Client(turns, engine)
+
+
+def result(reply: Message, text: str) -> Message:
+    return Message(role="tool", text=text, tool_call_id=reply.tool_calls[0].id)
+
+
+def check_routing(segment: Segment) -> None:
+    assert segment.routed_experts is not None
+    np.testing.assert_array_equal(segment.routed_experts, routing(segment.token_ids.tolist(), 0))
+
+
+async def test_an_append_only_conversation_is_one_segment() -> None:
+    c = client(['a!{"command": "1"}', 'b!{"command": "2"}', "done"])
+    one = await c.ask(SYSTEM, TASK)
+    history = [SYSTEM, TASK, one, result(one, "r1")]
+    two = await c.ask(*history)
+    history += [two, result(two, "r2")]
+    await c.ask(*history)
+    (segment,) = c.segments
+    assert segment.exchanges == ("x0", "x1", "x2")
+    last = c.engine.calls[-1]
+    assert segment.token_ids.tolist() == last.prompt + c.engine.sampled[-1]
+    assert segment.token_ids[segment.target].tolist() == [token for ids in c.engine.sampled for token in ids]
+    assert (segment.logprobs[segment.target] < 0).all() and not segment.logprobs[~segment.target].any()
+    assert (segment.policy_versions == np.where(segment.target, 7, -1)).all()
+    check_routing(segment)
+
+
+async def test_sampling_is_the_trials_own() -> None:
+    c = client(["one", "two"])
+    one = await c.ask(SYSTEM, TASK)
+    await c.ask(SYSTEM, TASK, one, TASK, max_tokens=3)
+    first, second = c.engine.calls
+    assert (first.temperature, first.top_p, first.seed, first.max_tokens) == (0.7, 0.9, 100, 500)
+    assert (second.seed, second.max_tokens, second.session) == (101, 3, "e0-task-s0-a0")
+    assert first.routed_start == 0
+    assert second.routed_start == len(first.prompt) + len(c.engine.sampled[0]) - 1
+    assert first.stop_token_ids == (CLOSE,)
+
+
+async def test_histories_that_mean_the_same_are_one_segment() -> None:
+    """Re-serialised arguments, dropped text ends, swapped parallel results, a renamed malformed call."""
+    c = client(['look !{"command": "ls", "n": 1.0}', '!{"command": "l', "done"])
+    one = await c.ask(SYSTEM, TASK)
+    echo = replace(one, text="look", tool_calls=(replace(one.tool_calls[0], arguments='{"n":1,"command":"ls"}'),))
+    rewritten = [replace(SYSTEM, text="rules \n"), TASK, echo, result(one, "r1")]
+    two = await c.ask(*rewritten)
+    broken = replace(two.tool_calls[0], name="_openhands_malformed_tool_call", arguments='{"tool_name": "terminal"}')
+    await c.ask(*rewritten, replace(two, tool_calls=(broken,)), result(two, "bad JSON"))
+    assert len(c.segments) == 1 and c.segments[0].exchanges == ("x0", "x1", "x2")
+
+
+async def test_compaction_opens_a_segment_whose_history_is_context() -> None:
+    c = client(["one", "two", "summary", "three"])
+    one = await c.ask(SYSTEM, TASK)
+    two = await c.ask(SYSTEM, TASK, one, TASK)
+    await c.ask(SYSTEM, TASK, one, TASK, two, Message(role="user", text="summarise"), tools=())
+    await c.ask(SYSTEM, replace(TASK, text="task so far: summary"), two, TASK)
+    assert [segment.exchanges for segment in c.segments] == [("x0", "x1"), ("x2",), ("x3",)]
+    assert c.texts == ["onetwo", "summary", "three"]
+    for segment in c.segments:
+        check_routing(segment)
+
+
+async def test_an_edited_answer_branches_where_it_was_edited() -> None:
+    c = client(["one", "two", "three"])
+    one = await c.ask(SYSTEM, TASK)
+    two = await c.ask(SYSTEM, TASK, one, TASK)
+    await c.ask(SYSTEM, TASK, one, TASK, replace(two, text="edited"), TASK)
+    first, second = c.segments
+    assert (first.exchanges, second.exchanges) == (("x0", "x1"), ("x0", "x2"))
+    assert c.texts == ["onetwo", "three"]
+    assert "edited" in decode(second.token_ids) and "two" not in decode(second.token_ids)
+    check_routing(second)
+
+
+async def test_concurrent_branches_share_what_was_sampled_once() -> None:
+    gate = asyncio.Event()
+    c = client(["one", gate, "left", "right"])
+    one = await c.ask(SYSTEM, TASK)
+    left = asyncio.create_task(c.ask(SYSTEM, TASK, one, replace(TASK, text="left?")))
+    await asyncio.sleep(0)
+    right = await c.ask(SYSTEM, TASK, one, replace(TASK, text="right?"))
+    gate.set()
+    assert (right.text, (await left).text) == ("left", "right")
+    assert sorted(c.texts) == ["oneleft", "right"] or sorted(c.texts) == ["left", "oneright"]
+
+
+async def test_a_repeated_request_is_a_resample_and_both_are_trained() -> None:
+    c = client(["one", "two", "three"])
+    await c.ask(SYSTEM, TASK)
+    two = await c.ask(SYSTEM, TASK)
+    await c.ask(SYSTEM, TASK, two, TASK)
+    assert c.texts == ["one", "twothree"]
+
+
+async def test_a_repeated_request_after_a_lost_answer_is_a_retry() -> None:
+    c = client(["one", "two"])
+    await c.ask(SYSTEM, TASK)
+    c.turns.conversation.turns[0].broken = True
+    assert c.texts == ["one"], "a lost turn that nothing replaced was sampled by the policy all the same"
+    await c.ask(SYSTEM, TASK)
+    assert c.texts == ["two"]
+    assert c.turns.conversation.turns[0].discarded
+
+
+async def test_a_turn_that_a_later_history_holds_was_not_lost() -> None:
+    c = client(["one", "two", "three"])
+    one = await c.ask(SYSTEM, TASK)
+    c.turns.conversation.turns[0].broken = True
+    await c.ask(SYSTEM, TASK)
+    await c.ask(SYSTEM, TASK, one, TASK)
+    assert sorted(c.texts) == ["onethree", "two"]
+
+
+async def test_where_the_format_cannot_go_on_a_segment_opens() -> None:
+    renderer = Letters()
+    renderer.refuses_to_extend = True
+    c = client(["one", "two"], renderer=renderer)
+    one = await c.ask(SYSTEM, TASK)
+    await c.ask(SYSTEM, TASK, one, TASK)
+    assert [segment.exchanges for segment in c.segments] == [("x0",), ("x1",)]
+    assert c.texts == ["one", "two"]
+
+
+# ---------------------------------------------------------------- limits and failures
+
+
+async def refused(asking: Any) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        await asking
+    return caught.value
+
+
+async def test_turn_limit() -> None:
+    c = client(["one", "two", "three"], max_turns=2)
+    await c.ask(SYSTEM, TASK)
+    c.turns.conversation.turns[0].broken = True
+    two = await c.ask(SYSTEM, TASK)
+    await c.ask(SYSTEM, TASK, two, TASK)
+    assert c.turns.termination is None, "a lost turn and its retry are one turn"
+    problem = await refused(c.ask(SYSTEM, TASK, TASK))
+    assert (problem.status, problem.code) == (400, "max_turns_reached")
+    assert c.turns.termination is Termination.MAX_TURNS
+    await refused(c.ask(SYSTEM, TASK, TASK))
+
+
+async def test_concurrent_calls_cannot_pass_the_turn_limit() -> None:
+    gate = asyncio.Event()
+    c = client([gate, "one", "two"], max_turns=1)
+    running = asyncio.create_task(c.ask(SYSTEM, TASK))
+    await asyncio.sleep(0)
+    await refused(c.ask(SYSTEM, TASK, TASK))
+    gate.set()
+    await running
+
+
+async def test_context_limit_may_be_followed_by_a_compaction() -> None:
+    c = client(["one", "two"], max_context=40, max_prompt_tokens=30)
+    one = await c.ask(SYSTEM, TASK)
+    assert c.engine.calls[0].max_tokens == 40 - len(c.engine.calls[0].prompt)
+    problem = await refused(c.ask(SYSTEM, TASK, one, replace(TASK, text="x" * 30)))
+    assert (problem.status, problem.code) == (400, "context_length_exceeded")
+    assert c.turns.termination is Termination.CONTEXT_OVERFLOW
+    await c.ask(SYSTEM, replace(TASK, text="short"))
+    assert c.turns.termination is None
+
+
+async def test_first_prompt_limit() -> None:
+    c = client(["one"], max_prompt_tokens=10)
+    problem = await refused(c.ask(SYSTEM, replace(TASK, text="x" * 30)))
+    assert "maximum context length is 10 tokens" in problem.message
+    assert c.turns.termination is Termination.CONTEXT_OVERFLOW
+
+
+async def test_token_budget_counts_what_the_harness_appends() -> None:
+    c = client(["one", "two", "three"], max_response_tokens=30)
+    one = await c.ask(SYSTEM, TASK)
+    long = replace(TASK, text="x" * 15)
+    await c.ask(SYSTEM, TASK, one, long)
+    assert c.engine.calls[1].max_tokens == 30 - len(c.engine.sampled[0]) - len("x" * 15) - 3
+    problem = await refused(c.ask(SYSTEM, TASK, one, long, Message(role="assistant", text="two"), long))
+    assert problem.code == "token_budget_exceeded"
+    assert c.turns.termination is Termination.TOKEN_BUDGET
+    await refused(c.ask(SYSTEM, TASK))
+    assert c.turns.termination is Termination.TOKEN_BUDGET
+
+
+async def test_an_engine_failure_is_forgiven_once_its_retry_succeeds() -> None:
+    c = client([engine_failure(), "other", engine_failure(), "one"])
+    problem = await refused(c.ask(SYSTEM, TASK))
+    assert problem.status == 500 and "worker died" in problem.message
+    await c.ask(SYSTEM, TASK, TASK)
+    assert c.turns.termination is Termination.ENGINE_ERROR, "another branch's success mends nothing"
+    await refused(c.ask(SYSTEM, TASK))
+    await c.ask(SYSTEM, TASK)
+    assert c.turns.termination is None
+    assert c.texts == ["other", "one"]
+
+
+async def test_an_aborted_generation_is_retryable_and_never_trained() -> None:
+    c = client([lambda generation: replace(generation, finish_reason="abort"), "half", "whole"])
+    assert (await refused(c.ask(SYSTEM, TASK))).status == 503
+    assert c.turns.termination is Termination.ENGINE_ERROR
+    await c.ask(SYSTEM, TASK)
+    assert c.texts == ["whole"] and c.turns.termination is None
+
+
+async def test_another_model_does_not_exist() -> None:
+    problem = await refused(client([]).ask(TASK, model="gpt"))
+    assert (problem.status, problem.code) == (404, "model_not_found")
+
+
+# ---------------------------------------------------------------- alignment
+
+
+def cut_routing(generation: Generation) -> Generation:
+    assert generation.routed_experts is not None
+    return replace(generation, routed_experts=generation.routed_experts[1:])
+
+
+def whole_routing(generation: Generation) -> Generation:
+    """As some engines do: the start is ignored and the whole stream's routing sent."""
+    assert generation.routed_experts is not None
+    pad = np.zeros((generation.routed_start, *generation.routed_experts.shape[1:]), dtype=np.uint8)
+    return replace(generation, routed_experts=np.concatenate([pad, generation.routed_experts]), routed_start=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (cut_routing, r"exchange x1: routed experts of shape \((\d+), 2, 3\).*; (\d+) rows are needed"),
+        (whole_routing, r"exchange x1: routed experts start at position 0, asked for \d+"),
+        (lambda g: replace(g, routed_experts=None), "exchanges x1 have no routed experts, 1 others on the path do"),
+        (
+            lambda g: replace(g, routed_experts=g.routed_experts.astype(np.uint16)),
+            "differ in layers, top-k or type",
+        ),
+        (lambda g: replace(g, logprobs=g.logprobs[1:]), r"exchange x1: 3 log-probabilities for 4 sampled tokens"),
+        (lambda g: replace(g, policy_versions=g.policy_versions[1:]), r"3 policy versions for 4 sampled tokens"),
+    ],
+)
+async def test_what_does_not_fit_is_refused_with_both_lengths(change: Any, problem: str) -> None:
+    c = client(["one", change, "two"])
+    one = await c.ask(SYSTEM, TASK)
+    await c.ask(SYSTEM, TASK, one, TASK)
+    with pytest.raises(AlignmentError, match=problem):
+        _ = c.segments
+
+
+async def test_a_dense_model_has_no_routing() -> None:
+    c = client(["one", "two"], moe=False)
+    one = await c.ask(SYSTEM, TASK)
+    await c.ask(SYSTEM, TASK, one, TASK)
+    assert c.segments[0].routed_experts is None
+
+
+# ---------------------------------------------------------------- random trees
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["continue", "resample", "edit", "compact", "lose and retry", "fail and retry", "rewrite"]),
+        st.integers(0, 50),
+        st.sampled_from(["go", 'call!{"command": "ls"}', "", 'bad!{"command']),
+    ),
+    max_size=14,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ACTIONS)
+def test_every_sampled_token_is_a_target_exactly_once(actions: list[tuple[str, int, str]]) -> None:
+    asyncio.run(_random_tree(actions))
+
+
+async def _random_tree(actions: list[tuple[str, int, str]]) -> None:
+    c = client(["start"])
+    histories = [[SYSTEM, TASK]]
+    """History up to each answered call's own request."""
+    answers = [await c.ask(SYSTEM, TASK)]
+    lost: list[int] = []
+    for number, (action, pick, text) in enumerate(actions):
+        index = pick % len(answers)
+        request, answer = histories[index], answers[index]
+        said = [result(answer, f"r{number}")] if answer.tool_calls else [Message(role="user", text=f"u{number}")]
+        if action == "resample":
+            asked = request
+        elif action == "edit":
+            asked = [*request, replace(answer, text=f"edited {number}"), *said]
+        elif action == "compact":
+            asked = [SYSTEM, Message(role="user", text=f"summary {number}"), answer, *said]
+        elif action == "rewrite":
+            calls = tuple(replace(call, arguments=call.arguments.replace(" ", "")) for call in answer.tool_calls)
+            asked = [*request, replace(answer, text=answer.text + "\n", tool_calls=calls), *said]
+        else:
+            asked = [*request, answer, *said]
+        if action == "lose and retry":
+            c.engine.script.append(text + "lost")
+            await c.ask(*asked)
+            c.turns.conversation.turns[-1].broken = True
+            lost.append(len(c.engine.sampled) - 1)
+        if action == "fail and retry":
+            c.engine.script.append(engine_failure())
+            await refused(c.ask(*asked))
+        c.engine.script.append(text)
+        answers.append(await c.ask(*asked))
+        histories.append(asked)
+    sampled: Counter[tuple[int, ...]] = Counter()
+    for number, ids in enumerate(c.engine.sampled):
+        if number not in lost:
+            sampled[tuple(ids)] += 1
+    targets: Counter[tuple[int, ...]] = Counter()
+    for segment in c.segments:
+        assert not segment.target[0]
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], segment.target.astype(int), [0]])))
+        for start, end in zip(edges[::2], edges[1::2], strict=True):
+            targets[tuple(segment.token_ids[start:end].tolist())] += 1
+        check_routing(segment)
+        assert not segment.logprobs[~segment.target].any()
+    assert targets == sampled
