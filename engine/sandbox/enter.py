@@ -75,14 +75,27 @@ def _become(request: dict, groups: list[int]) -> None:  # type: ignore[type-arg]
         _drop(request)
         os.chdir(request["cwd"])
         os.closerange(3, 1 << 16)
-        os.execvpe(request["command"][0], request["command"], request["environment"])  # noqa: S606
-    except FileNotFoundError as error:
-        code = _NOT_FOUND if error.filename != request["cwd"] else _NOT_EXECUTABLE
-        _say(f"sandbox: {error.filename}: {error.strerror}\n")
-    except OSError as error:
-        _say(f"sandbox: {error.filename or ''}: {error.strerror}\n")
+        code = _execute(request["command"], request["environment"])
+    except BaseException as error:
+        # Nothing may pass: an exception would unwind into the helper's own code, inside the sandbox.
+        _say(f"{error.filename or ''}: {error.strerror}" if isinstance(error, OSError) else repr(error))
     finally:
         os._exit(code)
+
+
+def _execute(command: list[str], environment: dict[str, str]) -> int:
+    """Replace this process; returns the exit code that says why it could not. `os.execvpe` would import modules."""
+    name, code, reason = command[0], _NOT_FOUND, "not found"
+    folders = [""] if "/" in name else environment.get("PATH", "").split(":")
+    for folder in folders:
+        try:
+            os.execve(f"{folder}/{name}" if folder else name, command, environment)  # noqa: S606
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            code, reason = _NOT_EXECUTABLE, error.strerror
+    _say(f"{name}: {reason}")
+    return code
 
 
 def _drop(request: dict) -> None:  # type: ignore[type-arg]
@@ -109,7 +122,7 @@ def _drop(request: dict) -> None:  # type: ignore[type-arg]
 
 
 def _say(text: str) -> None:
-    os.write(2, text.encode(errors="surrogateescape"))
+    os.write(2, f"sandbox: {text}\n".encode(errors="surrogateescape"))
 
 
 if __name__ == "__main__":

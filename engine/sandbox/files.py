@@ -74,8 +74,11 @@ def read(root: Path, path: str, limit: int) -> bytes | None:
         return None
     finally:
         os.close(folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return None
     with os.fdopen(descriptor, "rb") as file:
-        return file.read(limit) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+        return file.read(limit)
 
 
 def make_folder(root: Path, path: str, owner: Owner) -> None:
