@@ -3,6 +3,7 @@
 Starts nothing and writes nothing. Plain text when the output is not a terminal.
 """
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,13 +14,16 @@ from rich.tree import Tree
 from engine.config.built import Built
 from engine.config.validate import as_yaml
 
+_WIDE = 1000
+"""Columns when the output is no terminal: nothing is cut off or wrapped in a file or a pipe."""
+
 
 class ShowJob:
     """Prints the configuration and ends."""
 
     async def run(self, run: Built) -> int:
         """Returns 0."""
-        console = Console(soft_wrap=True, highlight=False)
+        console = Console(highlight=False) if sys.stdout.isatty() else Console(width=_WIDE, highlight=False)
         console.print(tree(run.config, run.origins))
         console.print(Text(f"configuration hash {run.hash}, run directory {run.directory}"))
         return 0
