@@ -1,0 +1,121 @@
+"""One server process on loopback: start, wait until it answers, know when it died and why, stop all of it.
+
+Invariant: after `stop` (or after this process dies, however) nothing of the server is left; `supervise.py` sees to
+that. A server that dies or never answers is a RunError that ends with its log's last lines.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from engine.core.errors import RunError
+
+_log = logging.getLogger(__name__)
+_TAIL_BYTES = 16_384
+_PROGRESS_S = 10.0
+
+
+def free_port() -> int:
+    """A loopback port that nobody holds at this moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def port_taken(port: int) -> bool:
+    """Whether a server could not bind this loopback port now."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
+
+
+class ServerProcess:
+    """A command under supervision; its output goes to a file."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        """`environment` is laid over this process's own; `name` is for messages."""
+        self.name = name
+        self.log = log
+        self._command = tuple(command)
+        self._environment = {**os.environ, **environment}
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, grace_s: float) -> None:
+        """Start it. `grace_s`: seconds between asking it to end and killing it."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        supervisor = (sys.executable, str(Path(__file__).with_name("supervise.py")), str(grace_s), str(os.getpid()))
+        with self.log.open("wb") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *supervisor,
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._environment,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def wait_until(self, ready: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
+        """Poll `ready` until it is true. Raises RunError when the server dies or the time is over."""
+        loop = asyncio.get_running_loop()
+        started = told = loop.time()
+        while not await ready():
+            now = loop.time()
+            if not self.alive:
+                raise RunError(f"{self.name} died at start ({self.status()}): {self.tail()}")
+            if now - started > timeout_s:
+                raise RunError(f"{self.name} was not ready after {timeout_s:.0f} s, see {self.log}: {self.tail()}")
+            if now - told >= _PROGRESS_S:
+                told = now
+                _log.info("%s: starting, %.0f s so far, log in %s", self.name, now - started, self.log)
+            await asyncio.sleep(0.2)
+        _log.info("%s: ready after %.1f s", self.name, loop.time() - started)
+
+    def status(self) -> str:
+        """`running`, or how it ended."""
+        if self._process is None:
+            return "not started"
+        return "running" if self._process.returncode is None else f"exit code {self._process.returncode}"
+
+    def tail(self, lines: int = 6) -> str:
+        """The log's last lines on one line, the informative ones first: an error's own line if there is one."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
+                text = file.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return "no log"
+        wanted = [line.strip() for line in text if "Error" in line] or [line.strip() for line in text if line.strip()]
+        return " | ".join(wanted[-lines:]) or "empty log"
+
+    async def stop(self) -> None:
+        """End it and all it started; safe to call at any time and again."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        waiting = asyncio.ensure_future(process.wait())
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            await waiting
+            raise

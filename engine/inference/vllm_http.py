@@ -1,0 +1,343 @@
+"""vLLM as a token-in, token-out engine over HTTP: on CPUs and on GPUs the same client.
+
+Starts `vllm.entrypoints.openai.api_server` as a process tree of its own on loopback and talks to its endpoint
+`/inference/v1/generate` in ids. Invariants: the ids, log-probabilities (under temperature and top-p) and routed experts
+of a `Generation` are vLLM's raw output, stop token included; a weight update waits for the generations in flight and
+holds back new ones, so all tokens of one generation carry one policy version; the prefix cache is dropped at each
+update and salted with the version besides, so no token is sampled from older keys. It refuses answers whose parts do not fit.
+"""
+
+import asyncio
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import orjson
+
+from engine.core.contracts import Say
+from engine.core.errors import ConfigError, InferenceError, RunError, WeightSyncError
+from engine.core.records import Generation, ModelInfo
+from engine.inference.answers import generation, prompt_logprobs
+from engine.inference.gate import Gate
+from engine.inference.probe import WeightProbe
+from engine.inference.process import ServerProcess, free_port, port_taken
+from engine.inference.vllm_plugin import BACKEND
+from engine.inference.weight_file import Shapes, check_same, checkpoint_shapes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_ATTEMPTS = 3
+"""Tries of one request; only a connection that broke before any byte of the answer is tried again."""
+_OWN_ARGUMENTS = (
+    "model",
+    "served-model-name",
+    "host",
+    "port",
+    "dtype",
+    "max-model-len",
+    "max-num-seqs",
+    "tensor-parallel-size",
+    "enforce-eager",
+    "gpu-memory-utilization",
+    "enable-return-routed-experts",
+    "logprobs-mode",
+    "enable-scale-out",
+    "enable-prompt-tokens-details",
+    "weight-transfer-config",
+    "generation-config",
+)
+
+
+class VllmServer:
+    """One vLLM server, started and stopped with the run."""
+
+    def __init__(
+        self,
+        *,
+        python: str | None,
+        port: int,
+        max_concurrency: int,
+        tensor_parallel: int,
+        enforce_eager: bool,
+        cpu_kv_cache_gb: float | None,
+        gpu_memory_utilization: float | None,
+        start_timeout_s: float,
+        request_timeout_s: float,
+        update_timeout_s: float,
+        stop_grace_s: float,
+        probe: WeightProbe,
+        arguments: Mapping[str, Any],
+        environment: Mapping[str, str],
+    ) -> None:
+        self.python = python
+        self.port = port
+        self.max_concurrency = max_concurrency
+        self.tensor_parallel = tensor_parallel
+        self.enforce_eager = enforce_eager
+        self.cpu_kv_cache_gb = cpu_kv_cache_gb
+        self.gpu_memory_utilization = gpu_memory_utilization
+        self.start_timeout_s = start_timeout_s
+        self.request_timeout_s = request_timeout_s
+        self.update_timeout_s = update_timeout_s
+        self.stop_grace_s = stop_grace_s
+        self.probe = probe
+        self.arguments = arguments
+        self.environment = environment
+        self._gate = Gate()
+        self._server: ServerProcess | None = None
+        self._client: httpx.AsyncClient | None = None
+        self._model: ModelInfo | None = None
+        self._shapes: Shapes = {}
+        self._version = 0
+        self._broken = ""
+
+    # ---------------------------------------------------------------- before the start
+
+    def problems(self) -> Sequence[ConfigError]:
+        errors = []
+        if self.python is None and importlib.util.find_spec("vllm") is None:
+            way = "run scripts/setup, or name an interpreter that has vLLM"
+            errors.append(ConfigError("inference.python", self.python, "vLLM is not installed here", way))
+        if self.python is not None and shutil.which(self.python) is None:
+            way = "name an executable, or null for this interpreter"
+            errors.append(ConfigError("inference.python", self.python, "no such interpreter", way))
+        if self.port and port_taken(self.port):
+            way = "choose another port, or 0 for any free one"
+            errors.append(ConfigError("inference.port", self.port, "the port is taken on 127.0.0.1", way))
+        for name in self.arguments:
+            if name.replace("_", "-").removeprefix("no-") in _OWN_ARGUMENTS:
+                way = "remove it; model, scale and the other inference keys decide it"
+                errors.append(ConfigError(f"inference.arguments.{name}", self.arguments[name], "set already", way))
+        return errors
+
+    async def prepare(self, say: Say) -> None:
+        """Nothing is built. Raises ConfigError when something is missing."""
+        for error in self.problems():
+            raise error
+        say("vLLM: installed")
+
+    # ---------------------------------------------------------------- life
+
+    async def start(self, model: ModelInfo, directory: Path) -> None:
+        """Start serving; the log is `directory/vllm.log`. Raises ConfigError (port taken) or RunError."""
+        self._model = model
+        self._shapes = checkpoint_shapes(model.path)
+        self._version, self._broken = 0, ""
+        if self.port and port_taken(self.port):
+            way = "choose another port, or 0 for any free one"
+            raise ConfigError("inference.port", self.port, "the port is taken on 127.0.0.1", way)
+        port = self.port or free_port()
+        self._server = ServerProcess("vLLM", self._command(model, port), self._variables(), directory / "vllm.log")
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.max_concurrency)
+        timeout = httpx.Timeout(self.request_timeout_s, connect=10.0, pool=None)
+        self._client = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=timeout, trust_env=False
+        )
+        try:
+            await self._server.start(self.stop_grace_s)
+            await self._server.wait_until(self._healthy, self.start_timeout_s)
+            await self._control("/init_weight_transfer_engine", {"init_info": {}})
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        client, self._client = self._client, None
+        try:
+            if client is not None:
+                await client.aclose()
+        finally:
+            if self._server is not None:
+                await self._server.stop()
+
+    def _command(self, model: ModelInfo, port: int) -> list[str]:
+        command = [self.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        settings: dict[str, Any] = {
+            "model": str(model.path),
+            "served-model-name": model.name,
+            "host": "127.0.0.1",
+            "port": port,
+            "dtype": model.dtype,
+            "max-model-len": model.max_context,
+            "max-num-seqs": self.max_concurrency,
+            "tensor-parallel-size": self.tensor_parallel,
+            "gpu-memory-utilization": self.gpu_memory_utilization,
+            "enforce-eager": self.enforce_eager,
+            "logprobs-mode": "processed_logprobs",
+            "enable-return-routed-experts": bool(model.num_layers),
+            "enable-scale-out": True,
+            "enable-prompt-tokens-details": True,
+            "weight-transfer-config": json.dumps({"backend": BACKEND}),
+            "generation-config": "vllm",
+            **self.arguments,
+        }
+        for name, value in settings.items():
+            command += _flag(name.replace("_", "-"), value)
+        return command
+
+    def _variables(self) -> dict[str, str]:
+        """Development endpoints carry weight updates; nothing is fetched from a hub and nothing is reported."""
+        variables = {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+        }
+        if self.cpu_kv_cache_gb is not None:
+            variables["VLLM_CPU_KVCACHE_SPACE"] = f"{self.cpu_kv_cache_gb:g}"
+        return variables | dict(self.environment)
+
+    async def _healthy(self) -> bool:
+        if self._client is None:
+            return False
+        try:
+            return (await self._client.get("/health", timeout=5.0)).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    # ---------------------------------------------------------------- sampling
+
+    async def generate(
+        self,
+        prompt_ids: "NDArray[np.int32]",
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int,
+        stop_token_ids: Sequence[int],
+        routed_start: int,
+        session: str,
+    ) -> Generation:
+        """As the contract says. Only `stop_token_ids` end a generation: the model's own EOS must be among them."""
+        parameters = {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "seed": seed,
+            "stop_token_ids": list(stop_token_ids),
+            "ignore_eos": True,
+            "logprobs": 0,
+            "routed_experts_prompt_start": routed_start,
+            "detokenize": False,
+        }
+        async with self._gate.sampling():
+            model, version = self._serving(), self._version
+            answer = await self._sample(prompt_ids, parameters, session)
+            return generation(answer, model, len(prompt_ids), routed_start, version)
+
+    async def score(self, token_ids: "NDArray[np.int32]") -> "NDArray[np.float32]":
+        async with self._gate.sampling():
+            parameters = {"max_tokens": 1, "temperature": 1.0, "top_p": 1.0, "prompt_logprobs": 0, "detokenize": False}
+            return prompt_logprobs(await self._sample(token_ids, parameters, "score"), token_ids)
+
+    def _serving(self) -> ModelInfo:
+        if self._model is None or self._client is None:
+            raise InferenceError("vLLM is not running: start it first")
+        if self._broken:
+            raise InferenceError(f"vLLM's weights are undefined since an update failed: {self._broken}")
+        return self._model
+
+    async def _sample(self, ids: "NDArray[np.int32]", parameters: Mapping[str, Any], session: str) -> Mapping[str, Any]:
+        """One request to the token endpoint. Raises InferenceError, with the server's own words where it has some."""
+        model = self._serving()
+        body = orjson.dumps(
+            {
+                "model": model.name,
+                "token_ids": ids.tolist(),
+                "sampling_params": parameters,
+                "cache_salt": f"v{self._version}",
+                "stream": False,
+            }
+        )
+        for attempt in range(_ATTEMPTS):
+            try:
+                response = await self._post("/inference/v1/generate", body, self.request_timeout_s)
+                break
+            except httpx.TimeoutException as error:
+                raise InferenceError(f"vLLM gave {session} no answer within {self.request_timeout_s:.0f} s") from error
+            except httpx.TransportError as error:
+                await asyncio.sleep(0.2 * (attempt + 1))
+                if not self._alive() or attempt == _ATTEMPTS - 1:
+                    raise InferenceError(f"{session} lost vLLM ({self._state()}): {error!r}") from error
+        if response.status_code != 200:
+            raise InferenceError(f"vLLM answered {session} with {response.status_code}: {_reason(response)}")
+        answer: Mapping[str, Any] = orjson.loads(response.content)
+        return answer
+
+    # ---------------------------------------------------------------- weights
+
+    async def update_weights(self, weights: Path, version: int) -> None:
+        """Waits for generations in flight, loads the file, drops the caches; later generations carry `version`.
+
+        Raises WeightSyncError when the file does not fit the served model, RunError when the server fails; after the
+        latter the engine refuses to sample, since the weights are undefined."""
+        self._serving()
+        await asyncio.to_thread(check_same, weights, self._shapes)
+        async with self._gate.exclusive():
+            self._broken = f"version {version} was not loaded to its end"
+            await self._control("/pause?mode=wait")
+            await self._control("/start_weight_update")
+            await self._control("/update_weights", {"update_info": {"path": str(weights.absolute())}})
+            await self._control("/finish_weight_update", {"weight_version": str(version)})
+            answer = await self._control("/reset_prefix_cache")
+            if answer.get("success") is not True:
+                raise WeightSyncError(f"vLLM did not drop its prefix cache after loading version {version}")
+            await self._control("/resume")
+            self._version, self._broken = version, ""
+
+    async def _control(self, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """One call of vLLM's control endpoints. Raises RunError."""
+        name = path.partition("?")[0]
+        try:
+            response = await self._post(path, orjson.dumps(body or {}), self.update_timeout_s)
+        except httpx.TransportError as error:
+            await asyncio.sleep(0.2)
+            raise RunError(f"vLLM did not answer {name} ({self._state()}): {error!r}") from error
+        if response.status_code != 200:
+            tail = self._server.tail(2) if self._server else ""
+            raise RunError(f"vLLM refused {name} with {response.status_code}: {_reason(response)}; {tail}")
+        answer: Mapping[str, Any] = orjson.loads(response.content)
+        return answer
+
+    async def _post(self, path: str, body: bytes, timeout_s: float) -> httpx.Response:
+        if self._client is None:
+            raise InferenceError("vLLM is not running: start it first")
+        headers = {"content-type": "application/json"}
+        timeout = httpx.Timeout(timeout_s, connect=10.0, pool=None)
+        return await self._client.post(path, content=body, headers=headers, timeout=timeout)
+
+    def _alive(self) -> bool:
+        return self._server is not None and self._server.alive
+
+    def _state(self) -> str:
+        if self._server is None:
+            return "not started"
+        status = self._server.status()
+        return status if self._server.alive else f"{status}; its log ends: {self._server.tail(2)}"
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    """A command-line option: true and false become `--name` and nothing (`--no-name` is said as `no-name: true`)."""
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [f"--{name}"]
+    return [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+
+
+def _reason(response: httpx.Response) -> str:
+    """The server's error message on one line."""
+    try:
+        body = orjson.loads(response.content)
+        text = body["error"]["message"] if isinstance(body.get("error"), dict) else body.get("error") or str(body)
+    except (ValueError, KeyError, AttributeError):
+        text = response.text
+    return " ".join(str(text).split())[:500]
