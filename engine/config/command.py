@@ -9,22 +9,23 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from engine.config.completion import install_script
-from engine.config.compose import HYDRA_VERSION_BASE, compose, explain, finish
+from engine.config.compose import HYDRA_VERSION_BASE, compose, explain, finish, initialised
 from engine.config.composed import Composed
 from engine.config.schemas import CONFIG_NAME, TREE, Tree, load_registry
 from engine.config.validate import problems
@@ -45,23 +46,28 @@ def run_command(arguments: Sequence[str], execute: Execute, tree: Tree = TREE) -
     if parsed.shell_completion and "install=bash" in parsed.overrides:
         print(install_script())
         return 0
+    if parsed.config_dir:
+        tree = replace(tree, extra=Path(parsed.config_dir))
     rewritten = list(arguments)
     if parsed.multirun:
         overrides = check_sweep(parsed.overrides, tree)
         rewritten = [overrides.get(argument, argument) for argument in arguments]
+    waiting: list[Composed] = []
     codes: list[int] = []
 
     def task(config: DictConfig) -> None:
-        with_hydra = OmegaConf.create({"hydra": HydraConfig.get()})
-        codes.append(execute(finish(config, with_hydra)))
+        composed = finish(config, OmegaConf.create({"hydra": HydraConfig.get()}))
+        if parsed.multirun:
+            codes.append(execute(composed))
+        else:
+            waiting.append(composed)
 
     try:
         with _arguments_of_hydra(rewritten):
             hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(tree.configs), config_name=CONFIG_NAME)(task)()
-    except ConfigError:
-        raise
-    except (HydraException, ValueError, OSError) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         raise explain(parsed.overrides, error, tree) from error
+    codes += [execute(composed) for composed in waiting]
     return next((code for code in codes if code), 0)
 
 
@@ -70,9 +76,8 @@ def check_sweep(overrides: Sequence[str], tree: Tree) -> dict[str, str]:
 
     A fixed override becomes a sweep of one value: Hydra otherwise checks it against the configuration without the
     swept choices, where its key may not exist. A key that is given twice is refused: Hydra would drop one of them."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(tree.configs), version_base=HYDRA_VERSION_BASE, job_name="engine"):
-        lines = _parse(overrides, GlobalHydra.instance().config_loader())
+    with initialised(tree) as loader:
+        lines = _parse(overrides, loader)
     _refuse_repeated(lines)
     own = [line for line in lines if not line.is_hydra_override()]
     errors: dict[str, ConfigError] = {}

@@ -4,11 +4,16 @@ Order: groups < scale < experiment < command line. Invariant: what leaves here h
 bool and None; a missing value is still the string `???`, for `validate` to name.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.hydra import Hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, flag_override
@@ -25,8 +30,7 @@ HYDRA_VERSION_BASE = "1.3"
 
 def compose(overrides: Sequence[str], tree: Tree = TREE) -> Composed:
     """Compose `run.yaml` with Hydra overrides. Raises ConfigErrors; every problem that can be told apart at once."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(tree.configs), version_base=HYDRA_VERSION_BASE, job_name="engine"):
+    with initialised(tree):
         try:
             config = hydra_compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=True)
             return finish(config, config)
@@ -35,10 +39,25 @@ def compose(overrides: Sequence[str], tree: Tree = TREE) -> Composed:
     raise explain(overrides, failure, tree) from failure
 
 
-def explain(overrides: Sequence[str], error: Exception, tree: Tree) -> ConfigErrors:
-    """Every problem of overrides whose composition failed with `error`."""
+@contextmanager
+def initialised(tree: Tree) -> Iterator[ConfigLoader]:
+    """Hydra, ready to compose from `tree`."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(tree.configs), version_base=HYDRA_VERSION_BASE, job_name="engine"):
+        loader = GlobalHydra.instance().config_loader()
+        if tree.extra is not None:
+            path = f"file://{tree.extra.absolute()}"
+            search = copy.deepcopy(loader.get_search_path())
+            search.prepend(provider="command-line", path=path, anchor=SearchPathQuery(provider="schema"))
+            GlobalHydra.instance().clear()
+            Hydra.create_main_hydra2("engine", search)
+            loader = GlobalHydra.instance().config_loader()
+        yield loader
+
+
+def explain(overrides: Sequence[str], error: Exception, tree: Tree) -> ConfigErrors:
+    """Every problem of overrides whose composition failed with `error`."""
+    with initialised(tree):
         return diagnose(overrides, error, tree, lambda lines: compose(lines, tree))
 
 

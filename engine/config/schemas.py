@@ -36,6 +36,8 @@ class Tree:
     """Holds `run.yaml` and one folder a group."""
     schemas: Path
     """Holds `run.json` and one folder a group."""
+    extra: Path | None = None
+    """A person's own folder of options, searched too (`--config-dir`)."""
 
 
 TREE = Tree(configs=ROOT / "configs", schemas=ROOT / "schemas")

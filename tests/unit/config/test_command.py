@@ -55,6 +55,20 @@ def test_errors_of_hydra_are_told_by_this_project(tree: Tree, capsys: pytest.Cap
     assert capsys.readouterr().err == ""
 
 
+def test_a_folder_of_ones_own_options(tree: Tree, elsewhere: Path) -> None:
+    (elsewhere / "mine" / "experiment").mkdir(parents=True)
+    text = "# @package _global_\ndefaults:\n  - override /engine: exotic\n"
+    (elsewhere / "mine" / "experiment" / "mine.yaml").write_text(text)
+    recorder = Recorder()
+    assert run_command(["-cd", "mine", "experiment=mine"], recorder, tree) == 0
+    assert recorder.seen[0].config["engine"]["path"] == "exotic"
+    assert recorder.seen[0].origins["engine.path"] == "engine/exotic.yaml (experiment=mine)"
+    with pytest.raises(ConfigError, match=r"^engine\.thread=2: unknown key; did you mean engine\.threads\?[^\n]*$"):
+        run_command(["-cd", "mine", "experiment=mine", "engine.thread=2"], Recorder(), tree)
+    with pytest.raises(ConfigError, match=r"^experiment='min': unknown option; did you mean mine\?"):
+        run_command(["-m", "-cd", "mine", "experiment=min", "seed=1,2"], Recorder(), tree)
+
+
 def test_cfg_job_prints_yaml(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["--cfg", "job", "seed=7"], Recorder(), tree) == 0
     assert "\nseed: 7\n" in capsys.readouterr().out
