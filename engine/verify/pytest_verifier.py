@@ -162,12 +162,9 @@ def decide(task: Task, canaries: Sequence[CanaryFile], report: Report, ended: st
     elif report.fault:
         reasons.append(report.fault)
         findings.append(Finding(stage="verify", phase="grade", detail=f"report not believed: {report.fault}"))
-    wrong = [
-        test
-        for canary in canaries
-        for test, expected in canary.expected.items()
-        if report.outcomes.get(test, expected) != expected
-    ]
+    known = [item for canary in canaries for item in canary.expected.items()]
+    whole = not reasons  # a run that was cut off may lack canaries as it lacks tests
+    wrong = [test for test, outcome in known if report.outcomes.get(test, "missing" if whole else outcome) != outcome]
     if wrong:
         detail = "tests of known outcome were reported otherwise: the tested code disturbs pytest"
         reasons.append(detail)

@@ -91,7 +91,7 @@ def _record(reading: _Reading, record: Mapping[str, Any]) -> str:
 
 def _outcome(phases: list[tuple[str, str, bool]]) -> Outcome:
     """One outcome from the phases of one test; a test that stopped half-way is missing."""
-    if phases[-1][0] != "teardown":
+    if not phases or phases[-1][0] != "teardown":
         return "missing"
     if any(outcome == "failed" for when, outcome, _ in phases if when != "call"):
         return "error"

@@ -1,0 +1,179 @@
+"""Each defence by itself: what it does, what it refuses, what it says."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from calc_task import FIXED_CODE, TESTS, change, patch_of, write_calc
+
+from engine.core.errors import EnvironmentFailure
+from engine.core.patch import make
+from engine.core.records import Task
+from engine.defense.patch_by_contents import make_patch
+from engine.defense.reap_processes import ReapProcesses
+from engine.defense.single_commit_history import SingleCommitHistory
+from engine.defense.test_edits_reverted import TestEditsReverted
+from engine.defense.withheld_tests import WithheldTests
+
+CONFIG = yaml.safe_load((Path(__file__).parents[3] / "configs/defense/standard.yaml").read_text())
+
+
+def settings(name: str) -> dict[str, object]:
+    stage = next(stage for stage in CONFIG["stages"] if stage["_target_"].endswith(f".{name}"))
+    return {key: value for key, value in stage.items() if key != "_target_"}
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    return write_calc(tmp_path)
+
+
+@pytest.fixture
+def tree(task: Task, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(task.repository, tmp_path / "staged"))
+
+
+def git(tree: Path, *arguments: str) -> str:
+    command = ["git", "-c", "safe.directory=*", *arguments]
+    ran = subprocess.run(command, cwd=tree, check=True, capture_output=True)
+    return ran.stdout.decode(errors="replace").strip()
+
+
+# ---------------------------------------------------------------- single_commit_history
+
+
+@pytest.fixture
+def history() -> SingleCommitHistory:
+    return SingleCommitHistory(**settings("SingleCommitHistory"))
+
+
+async def test_one_commit_and_nothing_of_the_past(history: SingleCommitHistory, task: Task, tree: Path) -> None:
+    person = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    git(tree, "init", "-q", "-b", "main")
+    git(tree, "add", "-A")
+    git(tree, *person, "commit", "-qm", "base")
+    (tree / "calc/__init__.py").write_bytes(FIXED_CODE)
+    git(tree, *person, "commit", "-qam", "the fix")
+    git(tree, "tag", "v2")
+    git(tree, "remote", "add", "origin", "https://example.invalid/x")
+    git(tree, "reset", "-q", "--hard", "HEAD~1")
+    shutil.copytree(tree / ".git", tree / ".git.orig")
+    (tree / "vendor/.hg").mkdir(parents=True)
+    (tree / "vendor/.hg/store").write_text("x")
+    findings = await history.setup(task, tree)
+    assert findings[0].paths == (".git", ".git.orig", "vendor/.hg")
+    assert git(tree, "rev-list", "--all", "--count") == "1"
+    assert git(tree, "log", "--format=%an %ad %s", "--date=iso-strict") == "base 2020-01-01T00:00:00+00:00 base"
+    assert git(tree, "tag") == git(tree, "remote") == git(tree, "reflog", "--all") == git(tree, "stash", "list") == ""
+    assert git(tree, "status", "--porcelain", "--ignored") == ""
+    assert "a + b" not in git(tree, "cat-file", "--batch-all-objects", "--batch")
+    assert not list((tree / ".git").glob("hooks/*"))
+    assert not (tree / ".git/logs").exists()
+
+
+async def test_the_commit_is_the_same_everywhere(
+    history: SingleCommitHistory, task: Task, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Path(shutil.copytree(tree, tmp_path / "other"))
+    assert await history.setup(task, tree) == ()
+    home = tmp_path / "home"
+    home.mkdir()
+    template = tmp_path / "template/hooks"
+    template.mkdir(parents=True)
+    (template / "pre-commit").write_text("#!/bin/sh\nexit 1\n")
+    (template / "pre-commit").chmod(0o755)
+    (home / ".gitconfig").write_text(f"[user]\nname=me\n[init]\ntemplateDir={template.parent}\n[core]\nautocrlf=true\n")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
+    await history.setup(task, other)
+    monkeypatch.undo()
+    assert git(tree, "rev-parse", "HEAD") == git(other, "rev-parse", "HEAD")
+
+
+async def test_ignored_files_are_committed_and_the_patch_stays_empty(
+    history: SingleCommitHistory, task: Task, tree: Path
+) -> None:
+    for root in (tree, task.repository):
+        (root / ".gitignore").write_text("bin/\n")
+    await history.setup(task, tree)
+    assert "bin/run" in git(tree, "ls-files").splitlines()
+    assert make_patch(task.repository, tree) == (make([]), ())
+
+
+async def test_without_git_it_is_an_environment_failure(
+    history: SingleCommitHistory, task: Task, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(EnvironmentFailure, match="git is not installed"):
+        await history.setup(task, tree)
+
+
+# ---------------------------------------------------------------- withheld_tests
+
+
+async def test_a_tree_that_shows_the_withheld_tests_is_refused(task: Task, tree: Path) -> None:
+    defense = WithheldTests(**settings("WithheldTests"))
+    assert await defense.setup(task, tree) == ()
+    (tree / "docs").mkdir()
+    (tree / "docs/example.txt").write_bytes(TESTS)
+    with pytest.raises(EnvironmentFailure, match=r"docs/example\.txt"):
+        await defense.setup(task, tree)
+
+
+async def test_tests_that_the_base_has_as_well_are_no_secret(task: Task, tree: Path) -> None:
+    for root in (task.repository, tree):
+        (root / "tests/test_calc.py").write_bytes(TESTS)
+        (root / "copy.py").write_bytes(TESTS)
+    assert await WithheldTests(**settings("WithheldTests")).setup(task, tree) == ()
+
+
+# ---------------------------------------------------------------- test_edits_reverted
+
+SETUP = b"[metadata]\nname = calc\n\n[tool:pytest]\naddopts = -q\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after", "kept"),
+    [
+        ("calc/__init__.py", b"a", b"b", True),
+        ("calc/testing.py", None, b"b", True),
+        ("tests/test_calc.py", b"a", b"b", False),
+        ("tests/new.py", None, b"b", False),
+        ("conftest.py", None, b"b", False),
+        ("calc/conftest.py", None, b"b", False),
+        ("pytest.ini", None, b"b", False),
+        ("sitecustomize.py", None, b"b", False),
+        ("calc/zz.pth", None, b"b", False),
+        ("setup.cfg", SETUP, SETUP.replace(b"= calc", b"= other"), True),
+        ("setup.cfg", SETUP, SETUP.replace(b"-q", b"--collect-only"), False),
+        ("setup.cfg", SETUP, None, False),
+        ("tox.ini", None, b"[pytest]\naddopts = -x\n", False),
+        ("tox.ini", None, b"[tox]\nenvlist = py\n", True),
+        ("pyproject.toml", b"[project]\nname='a'\n", b"[project]\nname='b'\n", True),
+        ("pyproject.toml", b"", b"[tool.pytest.ini_options]\naddopts='-x'\n", False),
+        ("pyproject.toml", b"[project]\n", b"broken [", False),
+    ],
+)
+def test_what_steers_the_tests_is_reverted(
+    task: Task, tmp_path: Path, path: str, before: bytes | None, after: bytes | None, kept: bool
+) -> None:
+    defense = TestEditsReverted(**settings("TestEditsReverted"))
+    code = change("calc/code.py", b"1", b"2")
+    patch, findings = defense.extract(task, tmp_path, patch_of(change(path, before, after), code))
+    assert patch.paths == ((path, "calc/code.py") if kept else ("calc/code.py",))
+    assert [finding.paths for finding in findings] == ([] if kept else [(path,)])
+
+
+# ---------------------------------------------------------------- reap_processes
+
+
+@pytest.mark.parametrize("outlived", [0, 3])
+async def test_what_outlived_the_agent_is_a_finding(task: Task, outlived: int) -> None:
+    async def kill() -> int:
+        return outlived
+
+    findings = await ReapProcesses().settle(task, SimpleNamespace(kill=kill))  # type: ignore[arg-type]
+    assert [finding.detail.split()[0] for finding in findings] == (["3"] if outlived else [])
