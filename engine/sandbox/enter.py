@@ -93,7 +93,7 @@ def _execute(command: list[str], environment: dict[str, str]) -> int:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            code, reason = _NOT_EXECUTABLE, error.strerror
+            code, reason = _NOT_EXECUTABLE, str(error.strerror)
     _say(f"{name}: {reason}")
     return code
 

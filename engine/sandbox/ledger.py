@@ -79,7 +79,7 @@ def reap(owner: str | None) -> tuple[str, ...]:
 
 def _reap_session(session: Path) -> tuple[list[str], list[str]]:
     reaped, problems = [], []
-    for folder in [path for path in session.iterdir() if path.is_dir()]:
+    for folder in [path for path in session.iterdir() if path.is_dir() and not path.is_symlink()]:
         try:
             record = read_record(folder)
             dismantle(folder)

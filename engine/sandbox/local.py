@@ -7,6 +7,7 @@ Refuses a machine on which a limit, a tool or a right is missing (`problems`).
 
 import abc
 import asyncio
+import logging
 import os
 import shutil
 from collections.abc import Sequence
@@ -105,7 +106,10 @@ class LocalRuntime(abc.ABC):
         """Remove what dead runs left, then open a session of `owner`."""
         if self._session is not None:
             raise SandboxError(f"{self.label} is started already")
-        await in_thread(reap, None)
+        try:
+            await in_thread(reap, None)
+        except SandboxError as error:  # somebody else's leftovers are no reason not to run
+            logging.getLogger(__name__).warning("%s", error)
         self._images = images
         self._session = await in_thread(Session, owner)
         try:

@@ -4,6 +4,7 @@ Real sandboxes over the real task image of `configs/tasks`; a runtime whose tool
 """
 
 import asyncio
+import hashlib
 import os
 import socket
 import subprocess
@@ -122,8 +123,7 @@ async def test_a_command_has_its_exit_code_and_both_outputs(sandbox: ContainedSa
 async def test_standard_input_is_given_whole(sandbox: ContainedSandbox) -> None:
     given = os.urandom(1 << 20)
     result = await sandbox.exec(["sha256sum"], environment={}, cwd="/", timeout_s=60, stdin=given)
-    expected = subprocess.run(["sha256sum"], input=given, capture_output=True, check=True).stdout
-    assert result.stdout == expected
+    assert result.stdout.decode().split()[0] == hashlib.sha256(given).hexdigest()
     assert (await shell(sandbox, "cat")).stdout == b""
 
 
@@ -262,7 +262,7 @@ async def test_a_tree_made_to_break_the_copy_is_copied_without_harm(sandbox: Con
     assert (copy / "sparse").stat().st_size == 60 << 20 and (copy / "sparse").stat().st_blocks < 1000
     assert (copy / "many49").stat().st_ino == (copy / "many0").stat().st_ino
     assert (copy / "closed/in").read_text() == "in"
-    subprocess.run(["chmod", "-R", "u+rwx", str(copy)], check=True)
+    assert (copy / "closed").stat().st_mode & 0o777 == 0
 
 
 async def test_files_survive_the_kill_and_are_gone_after_the_stop(sandbox: ContainedSandbox, tmp_path: Path) -> None:
