@@ -48,7 +48,9 @@ class Turn:
     place: Place
     parent: "Turn | None"
     new_ids: NDArray[np.int32]
-    """Prompt ids beyond the parent's stream."""
+    """int32 [new]; prompt ids beyond the parent's stream."""
+    prompt_length: int = field(init=False)
+    """Length of the whole prompt."""
     after: Place = field(default_factory=Place)
     generation: Generation | None = None
     reply: Message | None = None
@@ -59,6 +61,9 @@ class Turn:
     continued: bool = False
     """A later request holds the answer in its history: it was delivered, whatever the connection did."""
     _echo: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.prompt_length = (0 if self.parent is None else self.parent.length) + len(self.new_ids)
 
     @property
     def lost(self) -> bool:
@@ -77,10 +82,6 @@ class Turn:
         """Tokens of the whole stream."""
         sampled = 0 if self.generation is None else len(self.generation.token_ids)
         return self.prompt_length + sampled
-
-    @property
-    def prompt_length(self) -> int:
-        return (0 if self.parent is None else self.parent.length) + len(self.new_ids)
 
     def says(self, message: Message) -> bool:
         if self.reply is None:

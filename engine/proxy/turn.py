@@ -170,7 +170,7 @@ class Turns:
             new = [message.to_chat() for message in spot.new]
             size = sum(len(message.text) for message in spot.new)
             sampled = parent.generation.token_ids
-            ids = await self._run_threaded(size, self.renderer.extend, parent.prompt(), sampled, new, request.tools)
+            ids = await self._run_threaded(size, self.renderer.extend, parent.new_ids, sampled, new, request.tools)
             if ids is not None:
                 return parent, ids
         chat = [message.to_chat() for message in spot.all]

@@ -54,11 +54,13 @@ class Renderer(Protocol):
     def extend(
         self, prompt: NDArray[np.int32], sampled: NDArray[np.int32], messages: Chat, tools: Tools
     ) -> NDArray[np.int32] | None:
-        """int32 [new]: what follows `prompt + sampled` so that the assistant answers `messages`; None: it cannot be."""
+        """int32 [new]: what follows `prompt + sampled` so that the assistant answers `messages`; None: it cannot be.
+
+        Of the prompt, its last part is enough: from the messages that the sampled turn answers."""
         ...
 
     def parse(self, prompt: NDArray[np.int32], sampled: NDArray[np.int32], tools: Tools) -> ParsedTurn:
-        """The message in a sampled turn; never raises: what cannot be parsed is content."""
+        """The message in a sampled turn; never raises: what cannot be parsed is content. `prompt` as for `extend`."""
         ...
 
     def token_texts(self, ids: NDArray[np.int32]) -> list[str]:
