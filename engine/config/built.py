@@ -3,7 +3,7 @@
 Invariant: nothing in here has been started; constructors only store what the configuration says.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -43,8 +43,8 @@ class Built:
     """The run directory; not yet made."""
     command_line: tuple[str, ...]
     """The overrides as given."""
-    origins: Mapping[str, str]
-    """Dotted key → file or command line that set it."""
+    origins: Callable[[], Mapping[str, str]]
+    """Dotted key → file or command line that set it; worked out when it is asked for."""
     seed: int
     fresh: bool
     """Whether an existing run directory is set aside instead of resumed."""

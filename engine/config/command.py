@@ -5,6 +5,7 @@ before anything runs; in a sweep that holds for every job of it. Hydra writes no
 not change the working directory and leaves logging alone (see `configs/run.yaml`).
 """
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -48,27 +49,30 @@ def run_command(arguments: Sequence[str], execute: Execute, tree: Tree = TREE) -
         return 0
     if parsed.config_dir:
         tree = replace(tree, extra=Path(parsed.config_dir))
+    if _is_plain_run(parsed):
+        return execute(compose(parsed.overrides, tree))
     rewritten = list(arguments)
     if parsed.multirun:
         overrides = check_sweep(parsed.overrides, tree)
         rewritten = [overrides.get(argument, argument) for argument in arguments]
-    waiting: list[Composed] = []
     codes: list[int] = []
 
     def task(config: DictConfig) -> None:
-        composed = finish(config, OmegaConf.create({"hydra": HydraConfig.get()}))
-        if parsed.multirun:
-            codes.append(execute(composed))
-        else:
-            waiting.append(composed)
+        with_hydra = OmegaConf.create({"hydra": HydraConfig.get()})
+        codes.append(execute(finish(config, with_hydra, tree)))
 
     try:
         with _arguments_of_hydra(rewritten):
             hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(tree.configs), config_name=CONFIG_NAME)(task)()
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         raise explain(parsed.overrides, error, tree) from error
-    codes += [execute(composed) for composed in waiting]
     return next((code for code in codes if code), 0)
+
+
+def _is_plain_run(parsed: argparse.Namespace) -> bool:
+    """One job and no flag that asks Hydra for something else; such a run needs no more of Hydra than composing."""
+    flags = {name: value for name, value in vars(parsed).items() if name not in ("overrides", "config_dir", "run")}
+    return not any(flags.values()) and not any(text.startswith("hydra.") for text in parsed.overrides)
 
 
 def check_sweep(overrides: Sequence[str], tree: Tree) -> dict[str, str]:

@@ -33,7 +33,7 @@ def compose(overrides: Sequence[str], tree: Tree = TREE) -> Composed:
     with initialised(tree):
         try:
             config = hydra_compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=True)
-            return finish(config, config)
+            return finish(config, config, tree)
         except Exception as error:
             failure = error
     raise explain(overrides, failure, tree) from failure
@@ -41,18 +41,21 @@ def compose(overrides: Sequence[str], tree: Tree = TREE) -> Composed:
 
 @contextmanager
 def initialised(tree: Tree) -> Iterator[ConfigLoader]:
-    """Hydra, ready to compose from `tree`."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(tree.configs), version_base=HYDRA_VERSION_BASE, job_name="engine"):
-        loader = GlobalHydra.instance().config_loader()
-        if tree.extra is not None:
-            path = f"file://{tree.extra.absolute()}"
-            search = copy.deepcopy(loader.get_search_path())
-            search.prepend(provider="command-line", path=path, anchor=SearchPathQuery(provider="schema"))
-            GlobalHydra.instance().clear()
-            Hydra.create_main_hydra2("engine", search)
-            loader = GlobalHydra.instance().config_loader()
-        yield loader
+    """Hydra, ready to compose from `tree`; whatever was initialised before (a sweep in progress) is put back."""
+    singleton = GlobalHydra.instance()
+    before = singleton.hydra
+    singleton.clear()
+    try:
+        with initialize_config_dir(str(tree.configs), version_base=HYDRA_VERSION_BASE, job_name="engine"):
+            if tree.extra is not None:
+                path = f"file://{tree.extra.absolute()}"
+                search = copy.deepcopy(singleton.config_loader().get_search_path())
+                search.prepend(provider="command-line", path=path, anchor=SearchPathQuery(provider="schema"))
+                singleton.clear()
+                Hydra.create_main_hydra2("engine", search)
+            yield singleton.config_loader()
+    finally:
+        singleton.hydra = before
 
 
 def explain(overrides: Sequence[str], error: Exception, tree: Tree) -> ConfigErrors:
@@ -61,19 +64,23 @@ def explain(overrides: Sequence[str], error: Exception, tree: Tree) -> ConfigErr
         return diagnose(overrides, error, tree, lambda lines: compose(lines, tree))
 
 
-def finish(config: DictConfig, with_hydra: DictConfig) -> Composed:
+def finish(config: DictConfig, with_hydra: DictConfig, tree: Tree) -> Composed:
     """Resolve a composed configuration; `with_hydra` has Hydra's own node, which `${hydra:…}` reads."""
     singleton = HydraConfig.instance()
     before = singleton.cfg
     singleton.set_config(with_hydra)
     try:
         raw = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        origins = trace(with_hydra, raw)
         interpolated, unresolved = _settle_interpolations(raw)
         resolved = OmegaConf.to_container(raw, resolve=True, throw_on_missing=False)
     finally:
         singleton.cfg = before
     assert isinstance(resolved, dict)
+
+    def origins() -> dict[str, str]:
+        with initialised(tree) as loader:
+            return trace(with_hydra, config, loader)
+
     return Composed(
         config={str(key): value for key, value in resolved.items()},
         command_line=command_line(with_hydra),

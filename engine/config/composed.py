@@ -1,6 +1,6 @@
 """The record between composing and validating."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ class Composed:
     """Plain and resolved, not yet validated; a missing value, or one that depends on it, is the string `???`."""
     command_line: tuple[str, ...]
     """The overrides as they were given."""
-    origins: Mapping[str, str]
-    """Dotted key → where its value was set."""
+    origins: Callable[[], Mapping[str, str]]
+    """Dotted key → where its value was set; worked out when it is asked for."""
     interpolated: Mapping[str, str]
     """Dotted key → the interpolation that its value came from."""
     unresolved: Mapping[str, ConfigError]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hydra.core.global_hydra import GlobalHydra
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -16,11 +16,10 @@ Origins = Mapping[str, str]
 COMMAND_LINE = "command line"
 
 
-def trace(with_hydra: DictConfig, config: DictConfig) -> dict[str, str]:
+def trace(with_hydra: DictConfig, config: DictConfig, loader: ConfigLoader) -> dict[str, str]:
     """Dotted leaf key → `sandbox/bubblewrap.yaml (scale=laptop)`, `command line`, `… → ${interpolation}`."""
     hydra = with_hydra.hydra
     overrides = list(command_line(with_hydra))
-    loader = GlobalHydra.instance().config_loader()
     defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN)
     folders = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
     chosen = defaults.overrides.override_metadata
@@ -83,7 +82,9 @@ def _leaves(value: Any, prefix: str) -> Iterator[str]:
 
 
 def _raw_leaves(config: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:
-    plain = OmegaConf.to_container(config, resolve=False)
+    container = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(container, dict)
+    plain = {name: child for name, child in container.items() if name != "hydra"}
 
     def walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict) and value:

@@ -24,7 +24,7 @@ class ShowJob:
     async def run(self, run: Built) -> int:
         """Returns 0."""
         console = Console(highlight=False) if sys.stdout.isatty() else Console(width=_WIDE, highlight=False)
-        console.print(tree(run.config, run.origins))
+        console.print(tree(run.config, run.origins()))
         console.print(Text(f"configuration hash {run.hash}, run directory {run.directory}"))
         return 0
 

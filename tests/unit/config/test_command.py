@@ -62,7 +62,7 @@ def test_a_folder_of_ones_own_options(tree: Tree, elsewhere: Path) -> None:
     recorder = Recorder()
     assert run_command(["-cd", "mine", "experiment=mine"], recorder, tree) == 0
     assert recorder.seen[0].config["engine"]["path"] == "exotic"
-    assert recorder.seen[0].origins["engine.path"] == "engine/exotic.yaml (experiment=mine)"
+    assert recorder.seen[0].origins()["engine.path"] == "engine/exotic.yaml (experiment=mine)"
     with pytest.raises(ConfigError, match=r"^engine\.thread=2: unknown key; did you mean engine\.threads\?[^\n]*$"):
         run_command(["-cd", "mine", "experiment=mine", "engine.thread=2"], Recorder(), tree)
     with pytest.raises(ConfigError, match=r"^experiment='min': unknown option; did you mean mine\?"):

@@ -36,7 +36,7 @@ def test_result_is_plain_and_resolved(tree: Tree) -> None:
 
 
 def test_origin_of_each_value(tree: Tree) -> None:
-    origins = compose(["scale=node", "engine.path=/m", "+engine.arguments.block=16", "seed=3"], tree).origins
+    origins = compose(["scale=node", "engine.path=/m", "+engine.arguments.block=16", "seed=3"], tree).origins()
     assert origins["engine.threads"] == "engine/large.yaml (scale=node)"
     assert origins["engine.path"] == "command line"
     assert origins["engine.arguments.cache"] == "engine/large.yaml (scale=node)"
@@ -48,6 +48,6 @@ def test_origin_of_each_value(tree: Tree) -> None:
 
 
 def test_origin_when_the_experiment_or_the_command_line_chose(tree: Tree) -> None:
-    assert compose(["experiment=exotic"], tree).origins["engine.path"] == "engine/exotic.yaml (experiment=exotic)"
-    chosen = compose(["experiment=exotic", "engine=small"], tree).origins["engine.path"]
+    assert compose(["experiment=exotic"], tree).origins()["engine.path"] == "engine/exotic.yaml (experiment=exotic)"
+    chosen = compose(["experiment=exotic", "engine=small"], tree).origins()["engine.path"]
     assert chosen == "engine/small.yaml (command line)"
