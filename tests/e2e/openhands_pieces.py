@@ -109,7 +109,10 @@ HANG = object()
 
 @dataclass
 class ChatServer:
-    """Plays a script over HTTP/1.1 on a given listening socket; the last entry is repeated."""
+    """Plays a script over HTTP/1.1 on a given listening socket; the last entry is repeated.
+
+    Entries are assistant messages, refusals, HANG, or functions from a request's body to one of these.
+    """
 
     script: Sequence[Any]
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -149,6 +152,8 @@ class ChatServer:
         self.keys.add(headers.get("authorization", ""))
         step = self.script[min(len(self.requests), len(self.script) - 1)]
         self.requests.append(json.loads(body))
+        if callable(step):
+            step = step(self.requests[-1])
         if step is HANG:
             await asyncio.Event().wait()
         status, answer = self._answer(step)
@@ -222,13 +227,16 @@ async def sandbox_of(task: Task, harness: OpenHands, folder: Path) -> AsyncItera
         await runtime.stop()
 
 
-async def run_trial(script: Sequence[Any], folder: Path, *, timeout_s: float = 300.0, **changes: object) -> Ended:
+async def run_trial(
+    script: Sequence[Any] | ChatServer, folder: Path, *, timeout_s: float = 300.0, **changes: object
+) -> Ended:
     """The real SDK in a real sandbox against a scripted server on the sandbox's own loopback."""
+    chat = script if isinstance(script, ChatServer) else ChatServer(script)
     task, harness = make_task(folder), make_harness(**changes)
     endpoint = Endpoint(base_url=f"http://127.0.0.1:{PORT}/t/trial", api_key=KEY, model="policy")
     async with (
         sandbox_of(task, harness, folder) as sandbox,
-        ChatServer(script).on(await sandbox.listen(PORT)) as server,
+        chat.on(await sandbox.listen(PORT)) as server,
     ):
         launch = harness.launch(task, endpoint)
         await sandbox.write(launch.files)

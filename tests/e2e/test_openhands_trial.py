@@ -4,24 +4,30 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openhands_pieces import (
     HANG,
     KEY,
+    ChatServer,
     Refusal,
     call,
     make_harness,
     make_runtime,
+    make_task,
     run_trial,
+    sandbox_of,
     say,
     shell,
     task_image,
 )
 
 from engine.core.errors import HarnessError
-from engine.core.records import Termination
+from engine.core.records import Endpoint, Mount, Termination
+from engine.harness.condensers import SummarisingCondenser
 from engine.harness.launchers import openhands as launcher
+from engine.harness.openhands import RUNTIME
 from engine.sandbox.images import DebianImageStore
 
 
@@ -125,3 +131,61 @@ async def test_repeating_itself(tmp_path: Path) -> None:
     ended = await run_trial([shell("echo again", 1)], tmp_path)
     assert make_harness().judge(ended.result, ended.report)[0] is Termination.NO_PROGRESS
     assert ended.result.exit_code == launcher.EXIT_STUCK
+
+
+@pytest.mark.slow
+async def test_condenser_summarises_by_the_policy_itself(tmp_path: Path) -> None:
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        if "tools" not in body:
+            return say("SUMMARY: the file was read")
+        turns = sum("tools" in request for request in answered.requests)
+        return say("enough") if turns == 7 else shell(f"echo turn {turns}", turns)
+
+    answered = ChatServer([answer])
+    condenser = SummarisingCondenser(max_events=8, keep_first=2)
+    ended = await run_trial(answered, tmp_path, max_turns=12, condenser=condenser)
+    assert make_harness().judge(ended.result, ended.report)[0] is Termination.AGENT_COMPLETED
+    asked = [request for request in answered.requests if "tools" not in request]
+    assert asked
+    assert "SUMMARY" in json.dumps(answered.requests[-1]["messages"])
+    assert "turn 1" not in json.dumps(answered.requests[-1]["messages"])
+
+
+@pytest.mark.slow
+async def test_other_prompt_tools_and_calls_as_text(tmp_path: Path) -> None:
+    text = "<function=terminal>\n<parameter=command>echo made > made</parameter>\n</function>"
+    ended = await run_trial(
+        [say(text), say("done")],
+        tmp_path,
+        native_tool_calling=False,
+        system_prompt="You mend code.",
+        tools=["terminal", "task_tracker"],
+        builtin_tools=[],
+        max_output_tokens=77,
+    )
+    assert make_harness().judge(ended.result, ended.report)[0] is Termination.AGENT_COMPLETED
+    assert (ended.tree / "made").read_text() == "made\n"
+    first = ended.server.requests[0]
+    assert first["max_completion_tokens"] == 77
+    assert "tools" not in first
+    system = first["messages"][0]["content"]
+    assert system.startswith("You mend code.")
+    assert "task_tracker" in system
+    assert "file_editor" not in system
+
+
+async def test_a_runtime_that_is_not_there_is_a_failure_of_the_harness(tmp_path: Path) -> None:
+    harness = make_harness()
+    harness.mount = lambda images: Mount(source=empty, target=RUNTIME)  # type: ignore[method-assign]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    task = make_task(tmp_path)
+    async with sandbox_of(task, harness, tmp_path) as sandbox:
+        launch = harness.launch(task, Endpoint(base_url="http://127.0.0.1:8080/t/x", api_key=KEY, model="policy"))
+        await sandbox.write(launch.files)
+        result = await sandbox.exec(
+            launch.command, environment=launch.environment, cwd=launch.cwd, timeout_s=60, stdin=b""
+        )
+        report = await sandbox.read(harness.report_path, 1 << 20)
+    with pytest.raises(HarnessError, match="exited with 127"):
+        harness.judge(result, report)
