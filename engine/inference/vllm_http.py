@@ -4,7 +4,8 @@ Starts `vllm.entrypoints.openai.api_server` as a process tree of its own on loop
 `/inference/v1/generate` in ids. Invariants: the ids, log-probabilities (under temperature and top-p) and routed experts
 of a `Generation` are vLLM's raw output, stop token included; a weight update waits for the generations in flight and
 holds back new ones, so all tokens of one generation carry one policy version; the prefix cache is dropped at each
-update and salted with the version besides, so no token is sampled from older keys. It refuses answers whose parts do not fit.
+update and salted with the version besides, so no token is sampled from older keys. It refuses answers that do not
+fit together.
 """
 
 import asyncio

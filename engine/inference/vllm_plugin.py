@@ -1,7 +1,7 @@
 """vLLM's entry point into this package: registers the weight engine that reads a safetensors file.
 
 vLLM calls `register` in each of its processes. Invariant: it imports nothing heavy and changes no behaviour; the engine
-and its remedy for CPU expert weights live in `engine.inference.vllm_weights`, loaded only where it is asked for.
+and its remedies for CPU weights live in `engine.inference.vllm_weights`, loaded only where it is asked for.
 """
 
 BACKEND = "lego_file"

@@ -1,10 +1,11 @@
 """The worker's side of a weight update: loads a safetensors file of Hugging Face names into vLLM's model.
 
-Runs inside vLLM's worker processes only. Invariant: after `finish_weight_update` each layer holds the file's weights in
-the layout that its kernel reads. vLLM 0.30 breaks that on CPUs: it re-packs expert weights at the first load only, so a
-reload leaves them in the wrong layout without any error. While an update runs, this engine watches each sparse layer
-and re-packs where vLLM did not. `LEGO_RL_CPU_MOE_REPACK=0` switches the remedy off, for the test that the probe sees
-the corruption.
+Runs inside vLLM's worker processes only. Invariant: after `finish_weight_update` each layer computes with the file's
+weights. vLLM 0.30 breaks that on CPUs in two places, without any error: it packs expert weights for its kernel at the
+first load only, so a reload leaves them in the wrong layout; and an output head tied to the embeddings keeps the packed
+copy of the old ones. So this engine watches each sparse layer while an update runs and packs where vLLM did not, and
+packs tied heads anew at the end. On other devices, and where vLLM does it itself, it changes nothing.
+`LEGO_RL_CPU_REPACK=0` switches both remedies off, for the test that the probe sees the corruption.
 """
 
 # ruff: noqa: TID253 (only vLLM's own worker processes load this module)
@@ -24,7 +25,9 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
 
 
 @dataclass
@@ -50,7 +53,8 @@ class FileWeightEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):  # t
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
-        self._watched = list(_watch(self.model)) if os.environ.get("LEGO_RL_CPU_MOE_REPACK") != "0" else []
+        self._mending = current_platform.is_cpu() and os.environ.get("LEGO_RL_CPU_REPACK") != "0"
+        self._watched = list(_watch(self.model)) if self._mending else []
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As the base class, whose device synchronisation fails where there is no accelerator."""
@@ -68,6 +72,8 @@ class FileWeightEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):  # t
             for method in self._watched:
                 del method._setup_kernel
             self._watched = []
+        if self._mending:
+            _pack_tied_heads(self.model)
 
     def shutdown(self) -> None:
         return
@@ -91,6 +97,13 @@ def _watch(model: torch.nn.Module) -> Iterator[Any]:
         ):
             method._setup_kernel = _repacking(method)
             yield method
+
+
+def _pack_tied_heads(model: torch.nn.Module) -> None:
+    """Pack every unquantised output head from its weight as it is now; cheap, and right for heads of their own too."""
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
+            module.quant_method.process_weights_after_loading(module)
 
 
 def _repacking(method: Any) -> Callable[..., None]:

@@ -283,7 +283,7 @@ async def test_without_the_remedy_the_probe_stops_the_run_and_death_is_told(mode
     """A second server: first the corruption that every call answers with 200, then `kill -9` of vLLM."""
     options = yaml.safe_load((ROOT / "configs/inference/vllm.yaml").read_text())["environment"]
     others = tree_of(os.getpid())
-    engine = server(environment={**options, "LEGO_RL_CPU_MOE_REPACK": "0"})
+    engine = server(environment={**options, "LEGO_RL_CPU_REPACK": "0"})
     reference = Reference(model)
     await engine.start(model, tmp_path)
     try:
