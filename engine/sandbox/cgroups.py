@@ -50,7 +50,12 @@ class Hierarchies:
     def _usable(self, controller: str) -> bool:
         if controller in self.v1:
             return os.access(self.v1[controller], os.W_OK)
-        return controller in self.v2_controllers and self.v2 is not None and os.access(self.v2, os.W_OK)
+        if controller not in self.v2_controllers or self.v2 is None or not os.access(self.v2, os.W_OK):
+            return False
+        # A controller is handed down where it is already, at the true root, or where no process sits in between.
+        handed_down = controller in (self.v2 / "cgroup.subtree_control").read_text().split()
+        is_root = not (self.v2 / "cgroup.type").exists()
+        return handed_down or is_root or not (self.v2 / "cgroup.procs").read_text().strip()
 
 
 @cache

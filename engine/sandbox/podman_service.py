@@ -24,6 +24,7 @@ from engine.sandbox.processes import end
 
 _START_S = 30.0
 _CALL_S = 120
+_REMOVE_S = 20.0
 _MISSING = 404
 
 
@@ -48,9 +49,14 @@ def environment() -> dict[str, str]:
 def remove_container(name: str) -> None:
     """Kill and remove a container; none of that name is fine. Raises SandboxError."""
     arguments = [*command(), "rm", "--force", "--time", "0", "--ignore", name]
-    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SandboxError(f"cannot remove the container {name}: {' '.join(done.stderr.split())}")
+    deadline = time.monotonic() + _REMOVE_S
+    while True:
+        done = subprocess.run(arguments, env=environment(), capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+        if time.monotonic() > deadline:
+            raise SandboxError(f"cannot remove the container {name}: {' '.join(done.stderr.split())}")
+        time.sleep(0.05)
 
 
 class Service:
@@ -102,7 +108,17 @@ class Service:
 
     def remove(self, name: str) -> None:
         """Kill and remove a container; none of that name is fine."""
-        self._call("delete", f"/containers/{name}", params={"force": "true", "timeout": "0", "v": "true"})
+        deadline = time.monotonic() + _REMOVE_S
+        while True:
+            try:
+                self._call("delete", f"/containers/{name}", params={"force": "true", "timeout": "0", "v": "true"})
+                return
+            except SandboxError:
+                # Podman cleans up after a container whose process ended, in a process of its own; while that is at
+                # work, the same container cannot be removed.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
     @property
     def _socket(self) -> Path:

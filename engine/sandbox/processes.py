@@ -61,12 +61,11 @@ async def run_checked(command: Sequence[str], *, cwd: Path | None = None) -> tup
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    """Kill a process with its group, wait for it, and close its pipes; safe to call again."""
+    """Kill a process with its session's group, wait for it, and close its pipes; safe to call again."""
     if process.returncode is None:
+        # Not `process.kill()`: that reaps the child behind the back of the event loop, which then cannot.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
     await asyncio.shield(process.wait())
     # A pipe that a grandchild still holds would keep the transport, and its file descriptor, alive.
     process._transport.close()  # type: ignore[attr-defined]

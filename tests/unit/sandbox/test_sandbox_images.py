@@ -1,0 +1,141 @@
+"""The image store: one folder for one specification, whole or not at all, nothing of this machine in it."""
+
+import asyncio
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.core.errors import ConfigError, SandboxError
+from engine.core.records import ImageSpec
+from engine.sandbox import images, pip_settings
+from engine.sandbox.images import DebianImageStore, digest
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LEGO_RL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def wheel(folder: Path, name: str = "tiny", extra: str = "") -> str:
+    """A wheel made by hand; its path is a requirement that needs no index."""
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    info = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}/__init__.py", "value = 7\n")
+        if extra:
+            archive.writestr(f"{name}/{extra}", "x")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return str(path)
+
+
+def packages(*requirements: str) -> ImageSpec:
+    return ImageSpec(name="tools", suite=None, packages=(), pip=requirements)
+
+
+ROOT = ImageSpec(name="base", suite="bookworm", packages=("git", "python3"), pip=())
+
+
+def test_the_digest_is_of_what_decides_the_contents() -> None:
+    assert digest(ROOT) == digest(replace(ROOT, name="other", packages=("python3", "git")))
+    others = (replace(ROOT, suite="trixie"), replace(ROOT, packages=("git",)), replace(ROOT, pip=("a==1",)))
+    assert len({digest(spec) for spec in (ROOT, *others)}) == 4
+    assert DebianImageStore().path(ROOT).name == f"base-{digest(ROOT)}"
+
+
+async def test_a_package_folder_is_built_once(tmp_path: Path) -> None:
+    store, said = DebianImageStore(), list[str]()
+    spec = packages(wheel(tmp_path))
+    paths = await asyncio.gather(*(store.build(spec, said.append) for _ in range(3)))
+    assert set(paths) == {store.path(spec)} and store.has(spec)
+    assert (paths[0] / "tiny/__init__.py").read_text() == "value = 7\n"
+    assert len([line for line in said if "built in" in line]) == 1
+    compiled = next((paths[0] / "tiny/__pycache__").iterdir()).read_bytes()
+    assert compiled[4:8] == b"\x01\0\0\0"  # by content and never checked: the time of the build is not in it
+    assert store.problems([spec]) == ()
+
+
+async def test_compiled_code_in_a_package_folder_is_refused(tmp_path: Path) -> None:
+    store = DebianImageStore()
+    spec = packages(wheel(tmp_path, extra="fast.cpython-311-x86_64-linux-gnu.so"))
+    with pytest.raises(SandboxError, match="compiled"):
+        await store.build(spec, print)
+    assert not store.path(spec).exists() and not list(store.path(spec).parent.glob(".*tmp*"))
+
+
+async def test_a_failed_build_names_its_log_and_leaves_nothing(tmp_path: Path) -> None:
+    store = DebianImageStore()
+    spec = packages(str(tmp_path / "missing-1.0-py3-none-any.whl"))
+    with pytest.raises(SandboxError, match=r"tools-[0-9a-f]{12}\.log") as caught:
+        await store.build(spec, print)
+    assert "\n" not in str(caught.value)
+    assert not store.path(spec).exists() and not list(store.path(spec).parent.glob(".*tmp*"))
+
+
+async def test_a_cancelled_build_leaves_nothing_and_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, begun = DebianImageStore(), asyncio.Event()
+    spec = packages(wheel(tmp_path))
+
+    async def hang(*_: object, **__: object) -> tuple[int, str]:
+        begun.set()
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "run_logged", hang)
+        building = asyncio.create_task(store.build(spec, print))
+        await begun.wait()
+        waiting = asyncio.create_task(store.build(spec, print))
+        await asyncio.sleep(0)
+        for task in (waiting, building):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    assert not store.path(spec).exists() and not list(store.path(spec).parent.glob(".*tmp*"))
+    assert (await store.build(spec, print) / ".complete").is_file()
+
+
+async def test_what_a_killed_build_left_is_replaced(tmp_path: Path) -> None:
+    store = DebianImageStore()
+    spec = packages(wheel(tmp_path))
+    stale = store.path(spec).with_name(f".{store.path(spec).name}.tmp-1")
+    stale.mkdir(parents=True)
+    store.path(spec).mkdir()
+    (store.path(spec) / "half").write_text("half")
+    path = await store.build(spec, print)
+    assert not stale.exists() and not (path / "half").exists()
+
+
+async def test_a_missing_tool_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_host_path", lambda: "/no/such/folder")
+    store = DebianImageStore()
+    with pytest.raises(ConfigError, match="apt-get install") as caught:
+        await store.build(ROOT, print)
+    assert "debootstrap" in str(caught.value) and caught.value.exit_code == 2
+    assert "debootstrap" in str(store.problems([ROOT])[0])
+
+
+async def test_pip_in_a_root_gets_the_machines_index_and_certificates_but_not_its_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_text("certificate")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_CERT", str(bundle))
+    monkeypatch.setenv("PIP_FIND_LINKS", "/opt/wheels")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://index.example/simple")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "file:///opt/index https://more.example/simple")
+    private = tmp_path / "private"
+    private.mkdir()
+    environment = await pip_settings.for_chroot(private, "/run/build")
+    assert environment["PIP_INDEX_URL"] == "https://index.example/simple"
+    assert environment["PIP_EXTRA_INDEX_URL"] == "https://more.example/simple"
+    assert environment["PIP_CERT"] == "/run/build/certificates.pem"
+    assert (private / "certificates.pem").read_text() == "certificate"
+    assert "PIP_FIND_LINKS" not in environment and str(tmp_path) not in str(environment)

@@ -1,0 +1,103 @@
+"""Claims and leftovers: only what no living process holds is removed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.core.errors import SandboxError
+from engine.sandbox import rooms
+from engine.sandbox.ledger import Session, reap
+
+CRASHING = """
+import os, sys
+from engine.sandbox.ledger import Session
+from engine.sandbox.rooms import Record
+room = Session(sys.argv[1]).room("trial 1/a")
+room.note(Record(name="trial 1/a", runtime="bubblewrap", cgroups=(), container="", init=0, init_started=""))
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LEGO_RL_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def crash(owner: str) -> None:
+    done = subprocess.run([sys.executable, "-c", CRASHING, owner], capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+
+
+def test_nothing_to_reap_is_fine() -> None:
+    assert reap(None) == () == reap("anybody")
+
+
+def test_a_dead_sessions_rooms_are_removed_by_owner_or_for_all(cache: Path) -> None:
+    crash("one")
+    crash("two")
+    assert reap("three") == ()
+    assert reap("one") == ("trial 1/a",)
+    assert reap(None) == ("trial 1/a",)
+    assert [path.name for path in (cache / "sandboxes").iterdir()] == [".lock"]
+
+
+def test_a_living_session_is_left_alone_and_closes_clean(cache: Path) -> None:
+    session = Session("one")
+    room = session.room("trial")
+    assert reap("one") == () == reap(None)
+    rooms.dismantle(room.folder)
+    session.close()
+    session.close()
+    assert [path.name for path in (cache / "sandboxes").iterdir()] == [".lock"]
+
+
+def test_a_session_closed_with_rooms_can_be_reaped() -> None:
+    session = Session("one")
+    session.room("left")
+    session.close()
+    assert len(reap("one")) == 1
+
+
+def test_owners_with_alike_names_are_kept_apart() -> None:
+    one, two = Session("a/b"), Session("a b")
+    assert one.folder.parent != two.folder.parent
+    one.close()
+    two.close()
+
+
+def test_what_cannot_be_removed_is_named_and_the_rest_goes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crash("one")
+    crash("two")
+    dismantle = rooms.dismantle
+
+    def fail_for_one(folder: Path) -> None:
+        if folder.parents[1].name.startswith("one-"):
+            raise SandboxError("cannot unmount it")
+        dismantle(folder)
+
+    monkeypatch.setattr("engine.sandbox.ledger.dismantle", fail_for_one)
+    with pytest.raises(SandboxError, match="cannot unmount it"):
+        reap(None)
+    assert [path.name.split("-")[0] for path in (cache / "sandboxes").iterdir() if path.is_dir()] == ["one"]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_process_is_killed_only_if_it_is_the_recorded_one(recorded: bool) -> None:
+    session = Session("one")
+    room = session.room("trial")
+    with subprocess.Popen(["sleep", "60"]) as process:
+        start = rooms.started(process.pid) if recorded else "1"  # the number went to another process since
+        room.note(
+            rooms.Record(name="t", runtime="bubblewrap", cgroups=(), container="", init=process.pid, init_started=start)
+        )
+        rooms.dismantle(room.folder)
+        if recorded:
+            assert process.wait(timeout=60) == -9
+        else:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(timeout=0.2)
+            process.kill()
+    session.close()
