@@ -326,11 +326,11 @@ class VllmServer:
 
 
 def _flag(name: str, value: Any) -> list[str]:
-    """A command-line option: true and false become `--name` and nothing (`--no-name` is said as `no-name: true`)."""
-    if value is None or value is False:
+    """A command-line option; true and false become `--name` and `--no-name`, null leaves vLLM's default."""
+    if value is None:
         return []
-    if value is True:
-        return [f"--{name}"]
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
     return [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
 
 
