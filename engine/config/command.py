@@ -16,7 +16,7 @@ from typing import Any
 
 import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra._internal.utils import get_args
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -28,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from engine.config.completion import install_script
 from engine.config.compose import HYDRA_VERSION_BASE, compose, explain, finish, initialised
 from engine.config.composed import Composed
+from engine.config.nearest import nearest, suggestion
 from engine.config.schemas import CONFIG_NAME, TREE, Tree, load_registry
 from engine.config.validate import problems
 from engine.core.errors import ConfigError, ConfigErrors
@@ -43,7 +44,8 @@ def run_command(arguments: Sequence[str], execute: Execute, tree: Tree = TREE) -
     if not arguments:
         print(NOTHING_TO_DO, file=sys.stderr)
         return 2
-    parsed = get_args(list(arguments))
+    parsed = parse_arguments(arguments)
+    arguments = [*(text for text in arguments if text not in parsed.overrides), *parsed.overrides]
     if parsed.shell_completion and "install=bash" in parsed.overrides:
         print(install_script())
         return 0
@@ -64,9 +66,33 @@ def run_command(arguments: Sequence[str], execute: Execute, tree: Tree = TREE) -
     try:
         with _arguments_of_hydra(rewritten):
             hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(tree.configs), config_name=CONFIG_NAME)(task)()
+    except BrokenPipeError:
+        raise
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         raise explain(parsed.overrides, error, tree) from error
     return next((code for code in codes if code), 0)
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Hydra's flags and the overrides, in any order. Raises ConfigErrors for what is neither."""
+    parser: argparse.ArgumentParser = get_args_parser()
+    parser.exit_on_error = False
+    try:
+        parsed, rest = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError as error:
+        way_out = "see --help for what it takes"
+        raise ConfigError(str(error.argument_name), "", str(error.message).replace("\n", " "), way_out) from error
+    flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+    unknown = [text.partition("=")[::2] for text in rest if text.startswith("-")]
+    if unknown:
+        raise ConfigErrors(
+            [
+                ConfigError(key, value, "unknown flag", suggestion(nearest(key, flags), flags))
+                for key, _, value in unknown
+            ]
+        )
+    parsed.overrides += rest
+    return parsed
 
 
 def _is_plain_run(parsed: argparse.Namespace) -> bool:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from engine.config.schemas import TREE, Registry, Schema, Tree, load_registry, slot_role
+from engine.config.schemas import TREE, Registry, Schema, Tree, held_role, load_registry, slot_role
 from engine.config.validate import expectation
 
 PAGE = TREE.configs.parent / "docs" / "reference" / "configuration.md"
@@ -26,10 +26,10 @@ def render(tree: Tree, registry: Registry) -> str:
     lines = [_HEAD, *_top_level(registry.run), *_choosers(tree)]
     roles = registry.roles()
     for key, schema in registry.run["properties"].items():
-        role = _held_role(schema)
+        role = held_role(schema)
         if role is not None:
             lines += _group(key, role, schema, tree, registry)
-    slots = {_held_role(schema) for schema in registry.run["properties"].values()}
+    slots = {held_role(schema) for schema in registry.run["properties"].values()}
     nested = [role for role in sorted(roles) if role not in slots]
     if nested:
         lines += ["## Nested components", "", "They stand in the slots of the components above.", ""]
@@ -40,7 +40,7 @@ def render(tree: Tree, registry: Registry) -> str:
 
 def _top_level(run: Schema) -> Iterator[str]:
     yield from ("## Top level", "")
-    plain = {key: schema for key, schema in run["properties"].items() if _held_role(schema) is None}
+    plain = {key: schema for key, schema in run["properties"].items() if held_role(schema) is None}
     yield from _table(dict(_flat(plain)))
 
 
@@ -98,12 +98,6 @@ def _allowed(schema: Schema) -> str:
             kind = slot_role(inner)
             return f"{words} components of role `{kind}`" if kind else f"{words}: {expectation(inner)}"
     return expectation(schema)
-
-
-def _held_role(schema: Schema) -> str | None:
-    """The role of a slot, or of the components that a map holds."""
-    rest = schema.get("additionalProperties")
-    return slot_role(schema) or (slot_role(rest) if isinstance(rest, Mapping) else None)
 
 
 def _cell(text: str) -> str:

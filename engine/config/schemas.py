@@ -65,6 +65,12 @@ def slot_role(schema: Schema) -> str | None:
     return schema.get("x-component")
 
 
+def held_role(schema: Schema) -> str | None:
+    """As `slot_role`, also for a map of components."""
+    rest = schema.get("additionalProperties")
+    return slot_role(schema) or (slot_role(rest) if isinstance(rest, Mapping) else None)
+
+
 @cache
 def load_registry(root: Path = TREE.schemas) -> Registry:
     """Read `root` and what other packages add. Schemas of stored records (`records/`) are no components."""

@@ -14,7 +14,7 @@ from jsonschema.exceptions import ValidationError
 
 from engine.config.composed import Composed
 from engine.config.nearest import nearest, suggestion
-from engine.config.schemas import Registry, Schema, slot_role
+from engine.config.schemas import Registry, Schema, held_role, slot_role
 from engine.core.errors import ConfigError, ConfigErrors
 
 MISSING = "???"
@@ -130,8 +130,9 @@ def _translate(error: ValidationError, prefix: str) -> Iterator[ConfigError]:
     elif error.validator == "required":
         for name in wanted:
             if name not in value:
-                wanted_kind = "OPTION" if slot_role(schema["properties"][name]) else "VALUE"
-                yield _missing(_join(key, name), f"{_join(key, name)}={wanted_kind}")
+                missing = _join(key, name)
+                role = held_role(schema["properties"][name])
+                yield _missing(missing, f"{role if role and not key else missing}={'OPTION' if role else 'VALUE'}")
     elif error.validator == "enum":
         allowed = [as_yaml(choice) for choice in wanted]
         yield ConfigError(key, value, "unknown choice", suggestion(nearest(str(value), allowed), allowed))
@@ -141,6 +142,8 @@ def _translate(error: ValidationError, prefix: str) -> Iterator[ConfigError]:
         yield ConfigError(key, _short(value), f"wrong type, {_kind(value)}", way_out)
     elif error.validator in _RANGE:
         yield ConfigError(key, _short(value), "out of range", way_out)
+    elif error.validator == "pattern":
+        yield ConfigError(key, _short(value), "wrong form", way_out)
     else:
         yield ConfigError(key, _short(value), error.message.splitlines()[0], way_out)
 

@@ -94,6 +94,14 @@ CASES = {
         ["~harnesses.agent"],
         ["harnesses={}: out of range; give a mapping with ≥ 1 entries: Harnesses"],
     ),
+    "an empty mix": (
+        ["harness=[]"],
+        ["harnesses='???': missing value; set harness=OPTION"],
+    ),
+    "wrong form": (
+        ["run.root='a b'"],
+        ["run.root='a b': wrong form; give a string that matches ^\\S+$: Folder"],
+    ),
     "interpolation of nothing": (
         ["engine.threads=${engine.thread}"],
         [

@@ -45,6 +45,25 @@ def test_without_arguments_it_says_what_to_do(tree: Tree, capsys: pytest.Capture
     assert capsys.readouterr().err.strip() == NOTHING_TO_DO
 
 
+def test_flags_and_overrides_in_any_order(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["seed=7", "--cfg", "job", "run.root=here"], Recorder(), tree) == 0
+    assert "\nseed: 7\nrun:\n  root: here\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        (["--inf", "--foo=1", "seed=1"], "--foo='1': unknown flag; did you mean --info? allowed: --help, "),
+        (["--cfg", "jobs"], "--cfg/-c='': invalid choice: 'jobs' (choose from 'job', 'hydra', 'all'); see --help"),
+    ],
+)
+def test_unknown_flags_are_one_line(tree: Tree, arguments: list[str], start: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_command(arguments, Recorder(), tree)
+    assert str(caught.value).startswith(start)
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def test_errors_of_hydra_are_told_by_this_project(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         run_command(["engine=smal", "engine.thread=2"], Recorder(), tree)
