@@ -1,4 +1,4 @@
-"""One suite for every runtime: what a sandbox must do, may do, and cannot do, whoever made it.
+"""One suite for every runtime: what a command can do, how files travel, and what a sandbox cannot see.
 
 Real sandboxes over the real task image of `configs/tasks`; a runtime whose tools are missing is skipped by name.
 """
@@ -7,108 +7,17 @@ import asyncio
 import hashlib
 import os
 import socket
-import subprocess
-import sys
-import textwrap
-import threading
-from collections.abc import AsyncIterator, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 
 import pytest
-import yaml
+from sandbox_cases import ROOT, WORKDIR, own_address, python, shell, specification, task_image
 
-from engine.core.contracts import SandboxRuntime
 from engine.core.errors import SandboxError
-from engine.core.records import ExecResult, ImageSpec, Mount, SandboxSpec
-from engine.sandbox.bubblewrap import BubblewrapRuntime
+from engine.core.records import Mount
 from engine.sandbox.images import DebianImageStore
 from engine.sandbox.inside import ContainedSandbox
-from engine.sandbox.ledger import reap
 from engine.sandbox.local import LocalRuntime
-from engine.sandbox.podman import PodmanRuntime
-from engine.sandbox.podman_service import command as podman_command
-from engine.sandbox.podman_service import environment as podman_environment
-
-ROOT = Path(__file__).resolve().parents[2]
-WORKDIR = "/testbed"
-SETTINGS = {"uid": 10001, "storage": "loop", "disk_mb": 256, "pids": 64, "shm_mb": 64, "require_limits": True}
-RUNTIMES = {"bubblewrap": BubblewrapRuntime, "podman": PodmanRuntime}
-
-
-def make_runtime(name: str, **changes: object) -> LocalRuntime:
-    return RUNTIMES[name](**SETTINGS | {"output_limit_bytes": 65536} | changes)
-
-
-def task_image() -> ImageSpec:
-    image = yaml.safe_load((ROOT / "configs/tasks/release_pairs.yaml").read_text())["image"]
-    return ImageSpec(
-        name=image["name"], suite=image["suite"], packages=tuple(image["packages"]), pip=tuple(image["pip"])
-    )
-
-
-@pytest.fixture(params=["bubblewrap", pytest.param("podman", marks=pytest.mark.podman)])
-def kind(request: pytest.FixtureRequest) -> str:
-    problems = make_runtime(request.param).problems()
-    if problems:
-        pytest.skip(f"{request.param}: {problems[0]}")
-    return str(request.param)
-
-
-@pytest.fixture
-async def images() -> DebianImageStore:
-    store = DebianImageStore()
-    await store.build(task_image(), print)
-    return store
-
-
-@pytest.fixture
-async def runtime(kind: str, images: DebianImageStore) -> AsyncIterator[LocalRuntime]:
-    made = make_runtime(kind)
-    await made.start(images, f"conformance-{kind}")
-    try:
-        yield made
-    finally:
-        await made.stop()
-
-
-@pytest.fixture
-async def sandbox(runtime: LocalRuntime) -> AsyncIterator[ContainedSandbox]:
-    made = await runtime.create(specification())
-    try:
-        yield made
-    finally:
-        await made.stop()
-
-
-def specification(name: str = "trial", **changes: object) -> SandboxSpec:
-    values: dict[str, object] = {
-        "name": name,
-        "image": task_image(),
-        "mounts": (),
-        "workdir": WORKDIR,
-        "environment": {"FROM_SPEC": "yes"},
-        "memory_mb": 256,
-        "cpus": 1.0,
-        "pids": 64,
-        "disk_mb": 64,
-    }
-    return SandboxSpec(**values | changes)  # type: ignore[arg-type]
-
-
-async def shell(
-    sandbox: ContainedSandbox, script: str, *, timeout_s: float = 60, stdin: bytes = b"", cwd: str = WORKDIR
-) -> ExecResult:
-    return await sandbox.exec(["/bin/sh", "-c", script], environment={}, cwd=cwd, timeout_s=timeout_s, stdin=stdin)
-
-
-async def python(sandbox: ContainedSandbox, script: str) -> str:
-    result = await sandbox.exec(
-        ["python3", "-c", textwrap.dedent(script)], environment={}, cwd=WORKDIR, timeout_s=60, stdin=b""
-    )
-    assert result.exit_code == 0, result.stderr.decode()
-    return result.stdout.decode().strip()
-
 
 # ---------------------------------------------------------------- commands
 
@@ -169,7 +78,7 @@ async def test_a_process_left_in_the_background_does_not_hold_the_command(sandbo
 async def test_a_timeout_kills_the_whole_tree_and_nothing_else(sandbox: ContainedSandbox) -> None:
     await shell(sandbox, "sleep 601 &")
     stubborn = "trap '' TERM INT HUP; (setsid sleep 602 &); setsid sh -c 'sleep 603 & sleep 604' & echo on; sleep 605"
-    result = await shell(sandbox, stubborn, timeout_s=1.5)
+    result = await shell(sandbox, stubborn, timeout_s=4)
     assert result.timed_out and result.exit_code == -1 and result.stdout == b"on\n"
     left = (await shell(sandbox, "ps -eo args")).stdout.decode()
     assert "sleep 601" in left
@@ -386,187 +295,11 @@ async def test_two_sandboxes_do_not_see_each_other(runtime: LocalRuntime) -> Non
     assert seen.stdout.splitlines()[-1] == b"111"
 
 
-# ---------------------------------------------------------------- limits
-
-
-async def test_too_much_memory_kills_the_command_not_the_sandbox(sandbox: ContainedSandbox) -> None:
-    result = await shell(sandbox, "python3 -c 'x = bytearray(600 << 20)'")
-    assert result.oom_killed and result.exit_code != 0
-    after = await shell(sandbox, "echo alive")
-    assert after.stdout == b"alive\n" and not after.oom_killed
-
-
-async def test_a_fork_bomb_leaves_the_sandbox_in_hand(sandbox: ContainedSandbox) -> None:
-    bomb = "import os\nwhile True:\n try: os.fork()\n except OSError: pass"
-    result = await sandbox.exec(["python3", "-c", bomb], environment={}, cwd="/", timeout_s=2, stdin=b"")
-    assert result.timed_out
-    assert (await shell(sandbox, "echo alive | cat")).stdout == b"alive\n"
-    background = f"python3 -c '{bomb}' >/dev/null 2>&1 &"
-    await shell(sandbox, background)
-    echo = await sandbox.exec(["/bin/echo", "still"], environment={}, cwd="/", timeout_s=60, stdin=b"")
-    assert echo.stdout == b"still\n"  # the limit is the agent's, not the host's way in
-    assert await sandbox.kill() > 1
-
-
-@pytest.mark.parametrize("storage", ["loop", "tmpfs"])
-async def test_what_is_written_is_limited(kind: str, images: DebianImageStore, storage: str) -> None:
-    runtime = make_runtime(kind, storage=storage)
-    await runtime.start(images, f"conformance-disk-{kind}")
-    try:
-        sandbox = await runtime.create(specification())
-        result = await shell(sandbox, "for n in 1 2 3; do dd if=/dev/zero of=big$n bs=1M count=40; done; ls big1")
-        assert b"No space left on device" in result.stderr and result.stdout == b"big1\n"
-        assert (await shell(sandbox, "head -c 100 /dev/zero > /dev/shm/x && echo ok")).stdout == b"ok\n"
-    finally:
-        await runtime.stop()
-
-
-async def test_init_survives_everything_that_the_user_sends(sandbox: ContainedSandbox) -> None:
-    await shell(sandbox, "for s in TERM INT HUP QUIT KILL USR1; do kill -$s 1; done; kill -9 -1")
-    await shell(sandbox, "python3 -c 'import os; os.kill(-1, 9)'")
-    await shell(sandbox, "kill -TERM -1")
-    assert (await shell(sandbox, "echo alive")).stdout == b"alive\n"
-
-
-# ---------------------------------------------------------------- the end
-
-
-async def test_kill_counts_what_outlived_the_last_command(sandbox: ContainedSandbox) -> None:
-    await shell(sandbox, "sleep 608 & setsid sleep 609 & true")
-    assert await sandbox.kill() == 2
-    assert not processes_with("sleep 608") and not processes_with("sleep 609")
-    assert await sandbox.kill() == 0
-    with pytest.raises(SandboxError, match="gone"):
-        await shell(sandbox, "true")
-    with pytest.raises(SandboxError, match="gone"):
-        await sandbox.listen(8080)
-
-
-async def test_a_command_that_runs_when_the_sandbox_is_killed_says_so(sandbox: ContainedSandbox) -> None:
-    running = asyncio.create_task(shell(sandbox, "touch begun; sleep 610"))
-    while await sandbox.read(f"{WORKDIR}/begun", 1) is None:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    await sandbox.kill()
-    with pytest.raises(SandboxError, match="ended while a command ran"):
-        await running
-
-
-async def test_stop_leaves_nothing_and_may_be_repeated(runtime: LocalRuntime) -> None:
-    sandbox = await runtime.create(specification("gone"))
-    room = sandbox.room.folder
-    await shell(sandbox, "sleep 611 &")
-    assert traces(room.name)
-    await asyncio.gather(sandbox.stop(), sandbox.stop())
-    await sandbox.stop()
-    assert not traces(room.name) and not room.exists() and not processes_with("sleep 611")
-
-
-async def test_a_cancelled_create_leaves_nothing(runtime: LocalRuntime, kind: str) -> None:
-    for delay in (0.0, 0.02, 0.05, 0.1, 0.2):
-        creating = asyncio.create_task(runtime.create(specification("cancelled")))
-        await asyncio.sleep(delay)
-        creating.cancel()
-        done = await asyncio.gather(creating, return_exceptions=True)
-        if isinstance(done[0], ContainedSandbox):
-            await done[0].stop()
-        else:
-            assert isinstance(done[0], asyncio.CancelledError)
-    assert not traces("cancelled-")
-
-
-async def test_a_create_that_fails_says_why_and_leaves_nothing(runtime: LocalRuntime) -> None:
-    nothing = Mount(source=Path("/no/such/folder"), target="/opt/agent")
-    with pytest.raises(SandboxError, match="/no/such/folder"):
-        await runtime.create(specification("failed", mounts=(nothing,)))
-    inside_a_file = Mount(source=ROOT, target="/etc/passwd/agent")
-    with pytest.raises(SandboxError):
-        await runtime.create(specification("failed", mounts=(inside_a_file,)))
-    unknown = ImageSpec(name="unbuilt", suite="bookworm", packages=("nothing",), pip=())
-    with pytest.raises(SandboxError, match="unbuilt"):
-        await runtime.create(specification("failed", image=unknown))
-    assert not traces("failed-")
-
-
-async def test_the_runtimes_stop_ends_every_sandbox(kind: str, images: DebianImageStore) -> None:
-    runtime: SandboxRuntime = make_runtime(kind)
-    await runtime.start(images, f"conformance-stop-{kind}")
-    await asyncio.gather(*(runtime.create(specification("left-behind")) for _ in range(3)))
-    await runtime.stop()
-    await runtime.stop()
-    assert not traces("left-behind-")
-
-
-CRASHING = """
-import asyncio, os, sys
-from tests_conformance import make_runtime, shell, specification
-from engine.sandbox.images import DebianImageStore
-
-async def main():
-    runtime = make_runtime(sys.argv[1])
-    await runtime.start(DebianImageStore(), sys.argv[2])
-    sandbox = await runtime.create(specification("orphan"))
-    await shell(sandbox, "sleep 612 &")
-    os.kill(os.getpid(), 9)
-
-asyncio.run(main())
-"""
-
-
-async def test_what_a_killed_run_left_is_reaped(kind: str, images: DebianImageStore, tmp_path: Path) -> None:
-    owner = f"conformance-crash-{kind}-{os.getpid()}"
-    (tmp_path / "tests_conformance.py").symlink_to(__file__)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    script = [sys.executable, "-c", CRASHING, kind, owner]
-    crashed = await asyncio.to_thread(subprocess.run, script, env=environment, capture_output=True, text=True)
-    assert crashed.returncode == -9, crashed.stderr
-    assert traces("orphan-")
-    living = make_runtime(kind)
-    await living.start(images, f"{owner}-living")  # a start reaps what the dead left, of whatever owner
-    try:
-        assert not traces("orphan-") and not processes_with("sleep 612")
-        sandbox = await living.create(specification("living"))
-        assert reap(f"{owner}-living") == () and reap(None) == ()  # and never the living
-        assert (await shell(sandbox, "echo alive")).stdout == b"alive\n"
-    finally:
-        await living.stop()
-
-
-# ---------------------------------------------------------------- looking from outside
-
-
-def traces(name: str) -> list[str]:
-    """Mounts, control groups and containers of a sandbox whose room is named so."""
-    found = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f"/{name}" in line]
-    found += [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/lego-rl/{name}*")]
-    if PodmanRuntime in RUNTIMES.values() and not make_runtime("podman").problems():
-        arguments = [*podman_command(), "ps", "--all", "--noheading", "--format", "{{.Names}}"]
-        names = subprocess.run(arguments, env=podman_environment(), capture_output=True, text=True, check=True)
-        found += [line for line in names.stdout.splitlines() if line.startswith(f"lego-rl-{name}")]
-    return found
-
-
-def processes_with(text: str) -> list[str]:
-    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in listing.splitlines() if line == text]
-
-
-def own_address() -> str:
-    """An address of this host that another machine would use, without sending anything."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
-
-
-@pytest.fixture
-def host_server() -> Iterator[HTTPServer]:
-    """A server on all addresses of the host."""
-    server = HTTPServer(("0.0.0.0", 0), BaseHTTPRequestHandler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def test_the_image_holds_nothing_of_this_machine(images: DebianImageStore) -> None:
+    root = images.path(task_image())
+    for name in ("etc/resolv.conf", "var/cache/apt/archives/lock"):
+        assert not (root / name).exists() or (root / name).read_text() == ""
+    assert (root / "etc/hostname").read_text() == "sandbox\n"
+    for name in ("etc/pip.conf", "root/.config", "run/image-build"):
+        assert not (root / name).exists()
+    assert root.stat().st_mode & 0o777 == 0o755
