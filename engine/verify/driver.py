@@ -40,7 +40,7 @@ def supervise() -> None:
     output_in, output_out = os.pipe()
     deadline = time.monotonic() + spec["timeout_s"]
     runner = subprocess.Popen(
-        [sys.executable, "-s", "-S", "-B", __file__, str(report_out)],
+        [sys.executable, "-s", "-S", "-B", "-u", __file__, str(report_out)],
         stdin=subprocess.PIPE,
         stdout=output_out,
         stderr=output_out,

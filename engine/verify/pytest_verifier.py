@@ -24,13 +24,15 @@ from pathlib import Path, PurePosixPath
 from engine.core.contracts import ImageStore, Sandbox, SandboxRuntime
 from engine.core.errors import GraderError, PatchError
 from engine.core.records import ExecResult, Finding, ImageSpec, Mount, Patch, SandboxSpec, Task, Verdict
-from engine.verify.canaries import CanaryFile, make_canaries
+from engine.verify.canaries import CanaryFile, make_canaries, without_canaries
 from engine.verify.judgement import judge, summary
 from engine.verify.report import Report, read_report
 from engine.verify.tree import assemble
 
 _DRIVER = Path(__file__).with_name("driver.py")
 _TOOLCHAIN = "/opt/grader"
+_OUTPUT_BYTES = 1 << 16
+"""Bytes of the tests' output, from its end, that leave the sandbox."""
 _SITES = (
     "/opt/venv/lib/{version}/site-packages",
     "/usr/local/lib/{version}/dist-packages",
@@ -71,14 +73,14 @@ class PytestVerifier:
         *,
         requirements: Sequence[str],
         canary_files: int,
-        evidence_bytes: int,
+        evidence_chars: int,
         slack_s: float,
         pids: int,
         disk_mb: int,
     ) -> None:
         self.requirements = requirements
         self.canary_files = canary_files
-        self.evidence_bytes = evidence_bytes
+        self.evidence_chars = evidence_chars
         self.slack_s = slack_s
         self.pids = pids
         self.disk_mb = disk_mb
@@ -106,7 +108,8 @@ class PytestVerifier:
                 await asyncio.shield(sandbox.stop())
         if not run.ready:
             raise GraderError(f"task {task.id}: the grader never got ready ({run.ended}): {_last_line(run.output)}")
-        verdict = decide(task, canaries, read_report(run.report, mark, run.exit_code), run.ended, run.output)
+        output = without_canaries(run.output, canaries)[-self.evidence_chars :]
+        verdict = decide(task, canaries, read_report(run.report, mark, run.exit_code), run.ended, output)
         return replace(verdict, findings=(*findings, *verdict.findings), grade_s=time.monotonic() - begun)
 
     def _sandbox(self, task: Task, images: ImageStore, name: str) -> SandboxSpec:
@@ -139,7 +142,7 @@ class PytestVerifier:
             "select": [*tests, *(test for canary in canaries for test in canary.expected)],
             "arguments": _arguments(f"{home}/pytest.ini", task, _files(tests, canaries)),
             "timeout_s": task.grade_timeout_s,
-            "output_bytes": self.evidence_bytes,
+            "output_bytes": _OUTPUT_BYTES,
         }
         python = "/opt/venv/bin/python3" if task.image.pip else "/usr/bin/python3"
         result = await sandbox.exec(

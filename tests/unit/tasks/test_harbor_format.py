@@ -31,7 +31,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert (task.fail_to_pass, task.pass_to_pass) == (FAIL_TO_PASS, PASS_TO_PASS)
     assert task.reference == draft.reference
     assert (task.agent_timeout_s, task.grade_timeout_s, task.memory_mb, task.cpus) == (60, 30, 512, 1)
-    assert not (task.repository / "tests/test_calc.py").read_bytes() == (task.tests / "tests/test_calc.py").read_bytes()
+    assert (task.repository / "tests/test_calc.py").read_bytes() != (task.tests / "tests/test_calc.py").read_bytes()
 
 
 def test_a_reference_may_add_empty_and_delete_files(tmp_path: Path) -> None:

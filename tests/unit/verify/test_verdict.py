@@ -1,13 +1,14 @@
 """From outcomes to a reward: all or nothing, and never by what disturbs the tests."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from calc_task import FAIL_TO_PASS, PASS_TO_PASS, write_calc
 
 from engine.core.records import Outcome, Task
-from engine.verify.canaries import CanaryFile, make_canaries
+from engine.verify.canaries import CanaryFile, make_canaries, without_canaries
 from engine.verify.judgement import judge
 from engine.verify.pytest_verifier import decide
 from engine.verify.report import Report
@@ -37,9 +38,6 @@ def report(outcomes: dict[str, Outcome], canaries: tuple[CanaryFile, ...] = (), 
         for kind in (FAIL_TO_PASS[0], PASS_TO_PASS[0])
         for outcome, ok in {
             "passed": True,
-            "xfailed": True,
-            "xpassed": True,
-            "skipped": kind == PASS_TO_PASS[0],
             "failed": False,
             "error": False,
             "missing": False,
@@ -50,6 +48,17 @@ def test_what_satisfies_a_test_id(task: Task, kind: str, outcome: Outcome, ok: b
     results = judge(task, {**GOOD, kind: outcome})
     assert next(result for result in results if result.id == kind).ok is ok
     assert decide(task, (), report({**GOOD, kind: outcome}), "exited", "").reward == float(ok)
+
+
+@pytest.mark.parametrize(("outcome", "ok"), [("xfailed", True), ("xpassed", True), ("skipped", False)])
+def test_expected_failures_count_as_passed_and_skips_for_pass_to_pass_alone(
+    task: Task, outcome: Outcome, ok: bool
+) -> None:
+    known, skipped = "tests/test_calc.py::test_known", "tests/test_calc.py::test_skipped"
+    turned = replace(task, fail_to_pass=(known, skipped), pass_to_pass=())
+    test = skipped if outcome == "skipped" else known
+    assert next(result for result in judge(turned, {test: outcome}) if result.id == test).ok is ok
+    assert next(result for result in judge(task, {test: outcome}) if result.id == test).ok
 
 
 def test_a_test_that_did_not_run_is_missing(task: Task) -> None:
@@ -98,3 +107,23 @@ def test_canaries_are_real_tests_with_unpredictable_names(canaries: tuple[Canary
         assert canary.path.startswith("tests/test_")
         compile(canary.source, canary.path, "exec")
         assert not any(word in canary.source for word in ("canary", "lego"))
+
+
+def test_an_excuse_that_the_test_does_not_give_is_not_taken(task: Task) -> None:
+    """`pytest.xfail()` and `pytest.skip()` can come from the code under test."""
+    for outcome in ("xfailed", "skipped"):
+        verdict = decide(task, (), report({**GOOD, FAIL_TO_PASS[0]: outcome}), "exited", "")
+        assert (verdict.reward, verdict.tests[0].ok) == (0.0, False)
+
+
+def test_evidence_does_not_show_failures_that_were_meant(canaries: tuple[CanaryFile, ...]) -> None:
+    failed = next(test for test, outcome in canaries[0].expected.items() if outcome == "failed")
+    name = failed.rsplit("::", 1)[1]
+    output = (
+        f"...F\n=== FAILURES ===\n____ {name} ____\ncanary body\n____ test_add ____\nassert -1 == 5\n"
+        f"=== short test summary info ===\nFAILED {failed} - x\nFAILED tests/test_calc.py::test_add\n"
+    )
+    assert without_canaries(output, canaries) == (
+        "...F\n=== FAILURES ===\n____ test_add ____\nassert -1 == 5\n"
+        "=== short test summary info ===\nFAILED tests/test_calc.py::test_add\n"
+    )

@@ -1,0 +1,74 @@
+"""Real grading for tests: bubblewrap, the task image, the toolchain, as the configuration names them."""
+
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+__all__ = ["Bench", "calc_task", "edits_reverted", "open_bench", "pool", "task_image"]
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests/fixtures"))
+
+import calc_task  # noqa: E402
+
+from engine.core.records import ImageSpec, Patch, Task, Verdict  # noqa: E402
+from engine.defense.test_edits_reverted import TestEditsReverted  # noqa: E402
+from engine.sandbox.bubblewrap import BubblewrapRuntime  # noqa: E402
+from engine.sandbox.images import DebianImageStore  # noqa: E402
+from engine.tasks.release_pairs import ReleasePairs  # noqa: E402
+from engine.verify.pytest_verifier import PytestVerifier  # noqa: E402
+
+
+def configured(option: str, **changes: Any) -> Mapping[str, Any]:
+    """The keyword arguments of a component as `configs/OPTION.yaml` gives them."""
+    values = yaml.safe_load((ROOT / f"configs/{option}.yaml").read_text())
+    return {key: value for key, value in (values | changes).items() if key != "_target_"}
+
+
+def pool(**changes: Any) -> ReleasePairs:
+    return ReleasePairs(**configured("tasks/release_pairs", **changes))
+
+
+def task_image() -> ImageSpec:
+    return pool().images()[0]
+
+
+def edits_reverted() -> TestEditsReverted:
+    stages = configured("defense/standard")["stages"]
+    stage = next(stage for stage in stages if stage["_target_"].endswith(".TestEditsReverted"))
+    return TestEditsReverted(names=stage["names"], suffixes=stage["suffixes"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """A started runtime and a verifier."""
+
+    runtime: BubblewrapRuntime
+    images: DebianImageStore
+    verifier: PytestVerifier
+
+    async def grade(self, task: Task, patch: Patch) -> Verdict:
+        return await self.verifier.grade(task, patch, self.runtime, self.images, f"{task.id}-grade")
+
+
+@asynccontextmanager
+async def open_bench(owner: str) -> AsyncIterator[Bench]:
+    """Start the parts; skips, naming what is missing, where bubblewrap cannot run."""
+    runtime = BubblewrapRuntime(**configured("sandbox/bubblewrap"))
+    problems = runtime.problems()
+    if problems:
+        pytest.skip(f"bubblewrap: {problems[0]}")
+    images = DebianImageStore()
+    verifier = PytestVerifier(**configured("verify/pytest", slack_s=6))
+    for image in (task_image(), verifier.toolchain()):
+        await images.build(image, print)
+    await runtime.start(images, owner)
+    try:
+        yield Bench(runtime=runtime, images=images, verifier=verifier)
+    finally:
+        await runtime.stop()
