@@ -6,6 +6,7 @@ hold per trial; the model's own context bounds them.
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakSet
 
 from engine.core.contracts import Harness, Inference
 from engine.core.errors import ConfigError, RunError
@@ -71,7 +72,7 @@ class LlmProxy:
             threads=started.threads,
         )
         session = TrialSession(turns, started.server, port)
-        started.sessions.append(session)
+        started.sessions.add(session)
         return session
 
     async def stop(self) -> None:
@@ -79,7 +80,7 @@ class LlmProxy:
         started, self._started = self._started, None
         if started is None:
             return
-        await asyncio.gather(*(session.close() for session in started.sessions), return_exceptions=True)
+        await asyncio.gather(*(session.close() for session in list(started.sessions)), return_exceptions=True)
         started.threads.shutdown(wait=False)
 
 
@@ -89,4 +90,5 @@ class _Started:
     def __init__(self, model: ModelInfo, inference: Inference, renderer: Renderer, server: SocketServer) -> None:
         self.model, self.inference, self.renderer, self.server = model, inference, renderer, server
         self.threads = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="render")
-        self.sessions: list[TrialSession] = []
+        self.sessions: WeakSet[TrialSession] = WeakSet()
+        """Those that somebody still holds: a session lives as long as its socket is served."""

@@ -36,6 +36,7 @@ class SocketServer:
             lifespan="off",
             ws="none",
             log_config=None,
+            log_level="error",  # what a client sends wrong is answered, not logged
             access_log=False,
             proxy_headers=False,
             server_header=False,

@@ -6,7 +6,7 @@ Invariant: every text held here is valid Unicode (no lone surrogate), so that it
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -135,5 +135,5 @@ class Completion:
     message: Message
     finish_reason: FinishReason
     usage: Usage
-    logprobs: Sequence[TokenLogprob] | None = field(default=None)
+    logprobs: Sequence[TokenLogprob] | None = None
     """None unless the client asked for them."""

@@ -306,7 +306,7 @@ async def test_a_large_body_within_the_limit_passes(checkpoint: Path) -> None:
     settings = {"max_body_mb": 64, "max_prompt_tokens": 100}
     async with served(checkpoint, [], **settings) as s, openai_client(s) as client:
         with pytest.raises(openai.BadRequestError) as caught:
-            await ask(client, [{"role": "user", "content": "word " * 600_000}])
+            await ask(client, [{"role": "user", "content": "word " * 200_000}])
         assert caught.value.code == "context_length_exceeded"
 
 
@@ -420,3 +420,16 @@ async def test_start_and_open_check_their_order_and_limits(checkpoint: Path) -> 
     assert caught.value.key == "proxy.max_prompt_tokens"
     await proxy.stop()
     await proxy.stop()
+
+
+async def test_a_huge_prompt_is_rendered_beside_the_loop(checkpoint: Path) -> None:
+    """While one client's prompt is being tokenised, others are answered."""
+    async with served(checkpoint, [], max_body_mb=8) as s, openai_client(s) as client, http_client(s) as http:
+        await http.get("/models")
+        huge = asyncio.create_task(ask(client, [{"role": "user", "content": "word " * 100_000}]))
+        await until(lambda: s.session.turns._running == 1)
+        for _ in range(3):
+            assert (await http.get("/models")).status_code == 200
+        assert s.session.turns._running == 1, "the prompt is still being rendered"
+        with pytest.raises(openai.BadRequestError):
+            await huge
