@@ -8,7 +8,7 @@ its sandbox is that command's result, and only a sandbox that is gone raises San
 import asyncio
 import contextlib
 import fcntl
-import json
+import marshal
 import os
 import select
 import signal
@@ -139,7 +139,7 @@ class ContainedSandbox:
             "oom_score_adj": _OOM_SCORE,
             "seccomp": seccomp.program().hex(),
         }
-        return json.dumps(request).encode()
+        return marshal.dumps(request)
 
     async def _enter(self, request: int, source: int, streams: tuple[Capture, Capture, Capture]) -> Process:
         status, out, err = streams
@@ -173,13 +173,13 @@ class ContainedSandbox:
         duration_s: float,
     ) -> ExecResult:
         name = self._parts.spec.name
-        status: Mapping[str, Any] = json.loads(answer) if answer else {"error": "the process that entered was killed"}
+        kind, _, text = (answer.decode() or "error the process that entered was killed").partition(" ")
         if not timed_out and not self._alive():
             raise SandboxError(f"sandbox {name} ended while a command ran")
-        if not timed_out and "error" in status:
-            raise SandboxError(f"sandbox {name} cannot be entered: {status['error']}")
+        if not timed_out and kind == "error":
+            raise SandboxError(f"sandbox {name} cannot be entered: {text}")
         return ExecResult(
-            exit_code=-1 if timed_out else int(status["exit"]),
+            exit_code=-1 if timed_out else int(text),
             stdout=outputs[0],
             stderr=outputs[1],
             timed_out=timed_out,

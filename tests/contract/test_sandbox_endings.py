@@ -28,12 +28,13 @@ async def test_too_much_memory_kills_the_command_not_the_sandbox(sandbox: Contai
 
 
 async def test_a_fork_bomb_leaves_the_sandbox_in_hand(sandbox: ContainedSandbox) -> None:
-    bomb = "import os\nwhile True:\n try: os.fork()\n except OSError: pass"
+    bomb = "import os\nwhile True:\n try: os.fork()\n except OSError: open('/tmp/full', 'w').close()"
     result = await sandbox.exec(["python3", "-c", bomb], environment={}, cwd="/", timeout_s=2, stdin=b"")
     assert result.timed_out
-    assert (await shell(sandbox, "echo alive | cat")).stdout == b"alive\n"
-    background = f"python3 -c '{bomb}' >/dev/null 2>&1 &"
-    await shell(sandbox, background)
+    assert (await shell(sandbox, "rm -f /tmp/full; echo alive | cat")).stdout == b"alive\n"
+    await shell(sandbox, f'python3 -c "{bomb}" >/dev/null 2>&1 &')
+    while await sandbox.read("/tmp/full", 1) is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
     echo = await sandbox.exec(["/bin/echo", "still"], environment={}, cwd="/", timeout_s=60, stdin=b"")
     assert echo.stdout == b"still\n"  # the limit is the agent's, not the host's way in
     assert await sandbox.kill() > 1
