@@ -48,11 +48,12 @@ class PlainProgress:
 
     def phase(self, name: str, done: int, total: int, note: str) -> None:
         with self._lock:
-            self._line = f"{name} {done}/{total}" + (f" · {note}" if note else "")
-            finished = total > 0 and done == total
+            line = f"{name} {done}/{total}" + (f" · {note}" if note else "")
+            finished = done == total and line != self._line
+            self._line = line
             if name != self._phase or finished or time.monotonic() - self._printed >= self._interval_s:
                 self._phase = name
-                self._print(self._line)
+                self._print(line)
 
     def _beat(self) -> None:
         while not self._stop.wait(self._interval_s / 4):

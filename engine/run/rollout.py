@@ -16,6 +16,7 @@ from engine.store.reader import Reader
 from engine.store.writer import Writer
 
 OnDone = Callable[[Scored], None]
+OnRetry = Callable[[Scored], None]
 
 
 class Rollout:
@@ -27,13 +28,15 @@ class Rollout:
         self._reader = reader
         self._writer = writer
 
-    async def run(self, step: int, trials: Sequence[Trial], on_done: OnDone) -> list[Scored]:
-        """The final attempt of each trial, in the order of `trials`; `on_done` hears of every attempt."""
+    async def run(self, step: int, trials: Sequence[Trial], on_done: OnDone, on_retry: OnRetry) -> list[Scored]:
+        """The final attempt of each trial, in the order of `trials`.
+
+        `on_done` hears of each final attempt, `on_retry` of each one that is tried again."""
         places = asyncio.Semaphore(self._schedule.concurrency)
 
         async def one(trial: Trial) -> Scored:
             async with places:
-                return await self._attempts(step, trial, on_done)
+                return await self._attempts(step, trial, on_done, on_retry)
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -42,15 +45,16 @@ class Rollout:
             raise several.exceptions[0] from several
         return [task.result() for task in running]
 
-    async def _attempts(self, step: int, trial: Trial, on_done: OnDone) -> Scored:
+    async def _attempts(self, step: int, trial: Trial, on_done: OnDone, on_retry: OnRetry) -> Scored:
         attempt = 0
         while True:
             tried = replace(trial, key=replace(trial.key, attempt=attempt))
             scored = self._reader.trial(step, tried) or await self._fresh(step, tried)
-            on_done(scored)
             attempt += 1
             if not scored.trajectory.termination.retryable or attempt >= self._schedule.max_attempts:
+                on_done(scored)
                 return scored
+            on_retry(scored)
 
     async def _fresh(self, step: int, trial: Trial) -> Scored:
         scored = await run_trial(trial, self._shop)

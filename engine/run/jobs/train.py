@@ -123,16 +123,19 @@ class _Loop:
     async def _sample(self, step: int, name: str, trials: Sequence[Trial]) -> list[Scored]:
         """Run trials with a progress line for each attempt that ends."""
         title = f"step {step + 1}/{self._plan.steps} {name}"
-        latest: dict[tuple[str, int], Scored] = {}
+        done: list[Scored] = []
 
         def show(scored: Scored) -> None:
-            key = scored.trajectory.trial.key
-            latest[key.task, key.sample] = scored
+            done.append(scored)
             self._state.update(self._state.state.phase)
-            self._observer.trials(title, list(latest.values()), len(trials))
+            self._observer.trials(title, done, len(trials))
 
-        self._observer.trials(title, [], len(trials))
-        scored = await self._rollout.run(step, trials, show)
+        def tell(scored: Scored) -> None:
+            trajectory = scored.trajectory
+            self._observer.say(f"trying {trajectory.trial.key} again: {trajectory.termination}: {trajectory.reason}")
+
+        self._observer.trials(title, done, len(trials))
+        scored = await self._rollout.run(step, trials, show, tell)
         if name == "validation":
             self._forget_routing(step, scored)
         return scored
