@@ -86,10 +86,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     unknown = [text.partition("=")[::2] for text in rest if text.startswith("-")]
     if unknown:
         raise ConfigErrors(
-            [
-                ConfigError(key, value, "unknown flag", suggestion(nearest(key, flags), flags))
-                for key, _, value in unknown
-            ]
+            [ConfigError(key, value, "unknown flag", suggestion(nearest(key, flags), flags)) for key, value in unknown]
         )
     parsed.overrides += rest
     return parsed
