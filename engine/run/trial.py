@@ -98,10 +98,11 @@ async def _agent_phase(trial: Trial, shop: Workshop, folder: Path, notes: _Notes
             if not ending[0].excluded:
                 patch, ending = await _extract(trial.task, shop, sandbox, folder, notes, ending)
     finally:
-        exchanges, segments, ended_by_proxy = await session.close()
-        if sandbox is not None:
-            with notes.stage("stop"):
-                await asyncio.shield(sandbox.stop())
+        try:
+            exchanges, segments, ended_by_proxy = await session.close()
+        finally:
+            if sandbox is not None:
+                await _remove(sandbox, notes)
     ending = _reconcile(ending, ended_by_proxy, sampled=any(len(exchange.sampled_ids) for exchange in exchanges))
     if exchanges and notes.launched_s is not None:
         notes.timings["first_request"] = max(0.0, exchanges[0].started_s - notes.launched_s)
@@ -115,6 +116,15 @@ async def _agent_phase(trial: Trial, shop: Workshop, folder: Path, notes: _Notes
         patch=None if ending[0].excluded else patch,
         findings=tuple(notes.findings),
     )
+
+
+async def _remove(sandbox: Sandbox, notes: _Notes) -> None:
+    """A sandbox that cannot be removed is reaped later; it changes nothing about what the trial was."""
+    try:
+        with notes.stage("stop"):
+            await asyncio.shield(sandbox.stop())
+    except SandboxError as failure:
+        notes.findings.append(Finding(stage="sandbox", phase="stop", detail=str(failure)))
 
 
 async def _set_up(task: Task, harness: Harness, shop: Workshop, folder: Path, notes: _Notes, name: str) -> Sandbox:
