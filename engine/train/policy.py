@@ -82,7 +82,7 @@ class Policy:
         """Context in which the routers replay the micro-batch's experts (if it has them)."""
         if self._router is None or batch.experts is None or batch.present is None:
             return nullcontext()
-        experts = torch.from_numpy(batch.experts.astype(np.int64)).to(self.device)
+        experts = torch.from_numpy(batch.experts.astype(np.int16)).to(self.device)
         padded = not bool(batch.present.all())
         return self._router.using(experts, torch.from_numpy(batch.present).to(self.device) if padded else None)
 

@@ -56,7 +56,7 @@ class RouterReplay:
         """Replay within the block; it must enclose the backward pass too.
 
         Args:
-            experts: int64 [positions, layers, top_k], or None: the routers choose.
+            experts: integers [positions, layers, top_k], or None: the routers choose.
             present: bool [positions]: False where the router chooses (padding); None: replay everywhere.
         """
         self._experts, self._present = experts, present
@@ -73,7 +73,7 @@ class RouterReplay:
                 return free(hidden_states)
             logits = functional.linear(hidden_states.reshape(-1, router.hidden_dim), router.weight)
             probabilities = functional.softmax(logits, dtype=torch.float, dim=-1)
-            chosen = self._experts[:, layer]
+            chosen = self._experts[:, layer].long()
             if self._present is not None:
                 chosen = torch.where(self._present[:, None], chosen, probabilities.topk(router.top_k, dim=-1).indices)
             scores = probabilities.gather(-1, chosen)

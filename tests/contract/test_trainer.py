@@ -9,7 +9,21 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from trainer_cases import EXPERTS, LAYERS, TOP_K, batch, experts, gspo, row, started, trainer, write_dense, write_moe
+from trainer_cases import (
+    EXPERTS,
+    LAYERS,
+    TOP_K,
+    batch,
+    experts,
+    gradients,
+    gspo,
+    row,
+    started,
+    trainer,
+    write_dense,
+    write_moe,
+    write_qwen3_5,
+)
 
 from engine.core.errors import AlignmentError, ConfigError, NoTrainableToken, RunError
 from engine.train.routing_replay import RoutingReplay
@@ -37,7 +51,7 @@ def captured(model, of):
     hooks = [
         module.register_forward_hook(lambda m, i, o: routings.append(o[2]))
         for module in plain.modules()
-        if type(module).__name__ == "Qwen3MoeTopKRouter"
+        if type(module).__name__ in {"Qwen3MoeTopKRouter", "Qwen3_5MoeTopKRouter"}
     ]
     result = []
     for r in of.rows:
@@ -74,6 +88,21 @@ def test_replaying_the_model_s_own_routing_is_the_free_forward_pass(moe):
     metrics = started(moe, replay=True).step(dataclasses.replace(of, rows=tuple(rows)))
     for r, old, (_, free) in zip(rows, metrics["old_logprobs"], own, strict=True):
         assert np.abs(old - free)[r.target].max() < 1e-5
+
+
+def test_the_architecture_of_scale_paper_replays_trains_and_exports(tmp_path):
+    """Linear attention keeps a state over positions: padding on the right must not reach it either."""
+    model = write_qwen3_5(tmp_path / "m")
+    of = pair()
+    own = captured(model, of)
+    rows = [dataclasses.replace(r, routed_experts=routed) for r, (routed, _) in zip(of.rows, own, strict=True)]
+    made = started(model, replay=True)
+    found, metrics = gradients(made, dataclasses.replace(of, rows=tuple(rows)))
+    for r, old, (_, free) in zip(rows, metrics["old_logprobs"], own, strict=True):
+        assert np.abs(old - free)[r.target].max() < 1e-5
+    assert all(float(g.abs().max()) > 0 for name, g in found.items() if name.endswith("mlp.gate.weight"))
+    made.export(tmp_path / "w.safetensors")
+    assert set(load_file(tmp_path / "w.safetensors")) == set(load_file(model.path / "model.safetensors"))
 
 
 def test_replaying_another_routing_gives_other_log_probabilities(moe):

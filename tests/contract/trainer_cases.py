@@ -49,6 +49,41 @@ def write_moe(folder: Path, *, dtype: str = "float32", normalise: bool = True) -
     )
 
 
+def write_qwen3_5(folder: Path) -> ModelInfo:
+    """A random model of the architecture of scale=paper: linear attention, full attention, shared expert."""
+    config = transformers.Qwen3_5MoeTextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=EXPERTS,
+        num_experts_per_tok=TOP_K,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        linear_num_value_heads=2,
+        linear_num_key_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        layer_types=["linear_attention", "full_attention"],
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        max_position_embeddings=512,
+    )
+    torch.manual_seed(7)
+    transformers.Qwen3_5MoeForCausalLM(config).save_pretrained(folder)
+    return ModelInfo(
+        name="qwen3.5",
+        path=folder,
+        renderer="qwen3.5",
+        max_context=512,
+        num_layers=LAYERS,
+        top_k=TOP_K,
+        dtype="float32",
+    )
+
+
 def write_dense(folder: Path) -> ModelInfo:
     """A random GPT-2: nothing in it falls back to float32, so float64 is float64 throughout."""
     config = transformers.GPT2Config(
