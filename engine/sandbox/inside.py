@@ -8,6 +8,7 @@ its sandbox is that command's result, and only a sandbox that is gone raises San
 import asyncio
 import contextlib
 import fcntl
+import logging
 import marshal
 import os
 import select
@@ -32,6 +33,7 @@ from engine.sandbox.processes import end
 from engine.sandbox.rooms import HOME, USER, Room
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 _NAMESPACES = ("ipc", "uts", "net", "pid", "cgroup", "mnt")
 """In the order of entering: the file system last, because the others are named by paths of the host's."""
@@ -236,7 +238,9 @@ class ContainedSandbox:
         return left
 
     async def stop(self) -> None:
-        """Remove all of it: processes, mounts, files. Safe to call again and to be cancelled."""
+        """Remove all of it: processes, mounts, files. Safe to call again and to be cancelled.
+
+        What cannot be removed now is logged, and the runtime's `stop` tries again: a trial that is over stays good."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
         await _to_the_end(_join(self._stopping))
@@ -244,9 +248,13 @@ class ContainedSandbox:
     async def _stop(self) -> None:
         try:
             await self.kill()
-        finally:
-            self._close_descriptors()
+        except SandboxError as error:
+            _log.warning("%s", error)
+        self._close_descriptors()
+        try:
             await self._parts.remove()
+        except (SandboxError, OSError) as error:
+            _log.warning("sandbox %s is not wholly removed yet: %s", self._parts.spec.name, error)
 
     def _alive(self) -> bool:
         return self._init >= 0 and not _ended(self._init)

@@ -45,15 +45,14 @@ class Session:
         return Room(folder=folder)
 
     def close(self) -> None:
-        """Give the claim up; rooms that are left (there should be none) are then anybody's to reap."""
+        """Remove the rooms that are left, then give the claim up. Raises SandboxError naming what stays."""
         if self._lock.closed:
             return
         with _ledger_lock():
-            if {entry.name for entry in self.folder.iterdir()} <= {"lock", "service"}:
-                shutil.rmtree(self.folder)
-                with contextlib.suppress(OSError):  # other sessions of the owner
-                    self.folder.parent.rmdir()
+            _, problems = _reap_session(self.folder)
             self._lock.close()
+        if problems:
+            raise SandboxError(f"not removed, to be tried again by the next start: {'; '.join(problems)}")
 
 
 def reap(owner: str | None) -> tuple[str, ...]:

@@ -129,7 +129,8 @@ class LocalRuntime(abc.ABC):
             files.parts(mount.target)
             if not mount.source.exists():
                 raise SandboxError(f"{mount.source}, to be mounted at {mount.target}, does not exist")
-        room = self._session.room(spec.name)
+        session = self._session
+        room = session.room(spec.name)
         try:
             record = self._plan(spec, room)
             room.note(record)
@@ -139,18 +140,19 @@ class LocalRuntime(abc.ABC):
             await in_thread(dismantle, room.folder)
             raise
         self._sandboxes.add(sandbox)
+        if self._session is not session:
+            await sandbox.stop()
+            raise SandboxError(f"{self.label} was stopped while sandbox {spec.name} was made")
         return sandbox
 
     async def stop(self) -> None:
-        """Stop every sandbox that is left, then the session."""
+        """Stop every sandbox that is left, then the session. Raises SandboxError naming what could not be removed."""
         session, self._session = self._session, None
-        results = await asyncio.gather(*(sandbox.stop() for sandbox in tuple(self._sandboxes)), return_exceptions=True)
+        await asyncio.gather(*(sandbox.stop() for sandbox in tuple(self._sandboxes)))
+        self._sandboxes.clear()
         await self._finish()
         if session is not None:
             await in_thread(session.close)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
 
     # ------------------------------------------------------------ shared steps
 

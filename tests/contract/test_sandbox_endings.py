@@ -128,6 +128,23 @@ async def test_the_runtimes_stop_ends_every_sandbox(kind: str, images: DebianIma
     assert not traces("left-behind-")
 
 
+async def test_what_a_stop_could_not_remove_spoils_no_trial_and_goes_in_the_end(
+    kind: str, images: DebianImageStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(folder: Path) -> None:
+        raise SandboxError(f"cannot unmount {folder}")
+
+    runtime = make_runtime(kind)
+    await runtime.start(images, f"conformance-stuck-{kind}")
+    sandbox = await runtime.create(specification("stuck"))
+    with monkeypatch.context() as patch:
+        patch.setattr(f"engine.sandbox.{kind}.dismantle", fail)
+        await sandbox.stop()
+    assert "cannot unmount" in caplog.text and traces("stuck-")
+    await runtime.stop()
+    assert not traces("stuck-")
+
+
 CRASHING = """
 import asyncio, os, sys
 from sandbox_cases import make_runtime, shell, specification

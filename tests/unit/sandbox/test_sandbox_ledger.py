@@ -54,10 +54,24 @@ def test_a_living_session_is_left_alone_and_closes_clean(cache: Path) -> None:
     assert [path.name for path in (cache / "sandboxes").iterdir()] == [".lock"]
 
 
-def test_a_session_closed_with_rooms_can_be_reaped() -> None:
+def test_closing_a_session_removes_the_rooms_that_are_left(cache: Path) -> None:
     session = Session("one")
     session.room("left")
     session.close()
+    assert [path.name for path in (cache / "sandboxes").iterdir()] == [".lock"]
+
+
+def test_what_closing_could_not_remove_is_named_and_reaped_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session("one")
+    session.room("left")
+
+    def fail(folder: Path) -> None:
+        raise SandboxError("cannot unmount it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.sandbox.ledger.dismantle", fail)
+        with pytest.raises(SandboxError, match="cannot unmount it"):
+            session.close()
     assert len(reap("one")) == 1
 
 
