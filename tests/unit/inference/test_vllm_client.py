@@ -1,0 +1,265 @@
+"""The client's side of vLLM against a stand-in that drops, hangs, refuses and lies."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from engine.core.errors import AlignmentError, InferenceError, RunError, WeightSyncError
+from engine.core.records import Generation, ModelInfo
+from engine.inference.probe import WeightProbe
+from engine.inference.vllm_http import VllmServer
+from engine.inference.weight_file import check_same, checkpoint_shapes, read_shapes
+
+FAKE = Path(__file__).parents[2] / "fixtures/fake_vllm.py"
+PROMPT = np.arange(7, dtype=np.int32)
+
+
+def made(**changes: Any) -> VllmServer:
+    options: dict[str, Any] = {
+        "python": None,
+        "port": 0,
+        "max_concurrency": 4,
+        "tensor_parallel": 1,
+        "enforce_eager": True,
+        "cpu_kv_cache_gb": 1,
+        "gpu_memory_utilization": None,
+        "start_timeout_s": 60,
+        "request_timeout_s": 60,
+        "update_timeout_s": 60,
+        "stop_grace_s": 1,
+        "probe": WeightProbe(sequences=1, length=8, seed=0, max_abs_dlogp=1e-3),
+        "arguments": {},
+        "environment": {},
+    }
+    return VllmServer(**{**options, **changes})
+
+
+class Fake:
+    """A started client of a stand-in server."""
+
+    def __init__(self, engine: VllmServer, model: ModelInfo, calls: Path) -> None:
+        self.engine, self.model, self._calls = engine, model, calls
+
+    def calls(self) -> list[tuple[str, dict[str, Any]]]:
+        return [(path, body) for path, body in map(json.loads, self._calls.read_text().splitlines())]
+
+    async def sample(self) -> Generation:
+        return await self.engine.generate(
+            PROMPT,
+            max_tokens=2,
+            temperature=0.5,
+            top_p=0.75,
+            seed=3,
+            stop_token_ids=(9,),
+            routed_start=2,
+            session="trial-1",
+        )
+
+
+def checkpoint(folder: Path, layers: int) -> ModelInfo:
+    folder.mkdir()
+    save_file({"a.weight": np.zeros((2, 3), np.float32)}, str(folder / "model.safetensors"))
+    return ModelInfo(
+        name="m",
+        path=folder,
+        renderer="qwen3",
+        max_context=64,
+        num_layers=layers,
+        top_k=min(layers, 2),
+        dtype="float32",
+    )
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Callable[..., Any]:
+    @asynccontextmanager
+    async def run(layers: int = 0, behaviours: dict[str, Any] | None = None, **changes: Any) -> AsyncIterator[Fake]:
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
+        python.chmod(0o755)
+        environment = {"FAKE_VLLM": json.dumps(behaviours or {}), "FAKE_VLLM_CALLS": str(tmp_path / "calls")}
+        model = checkpoint(tmp_path / "model", layers)
+        engine = made(python=str(python), environment=environment, **changes)
+        await engine.start(model, tmp_path / "logs")
+        try:
+            yield Fake(engine, model, tmp_path / "calls")
+        finally:
+            await engine.stop()
+
+    return run
+
+
+GENERATE = "/inference/v1/generate"
+
+
+async def test_the_request_says_all_that_decides_the_sample(fake: Callable[..., Any]) -> None:
+    async with fake() as server:
+        result = await server.sample()
+        assert result.token_ids.tolist() == [4, 5] and result.routed_experts is None
+        path, body = server.calls()[-1]
+        assert path == GENERATE and body["token_ids"] == PROMPT.tolist() and body["model"] == "m"
+        assert body["cache_salt"] == "v0"
+        assert body["sampling_params"] == {
+            "max_tokens": 2,
+            "temperature": 0.5,
+            "top_p": 0.75,
+            "seed": 3,
+            "stop_token_ids": [9],
+            "ignore_eos": True,
+            "logprobs": 0,
+            "routed_experts_prompt_start": 2,
+            "detokenize": False,
+        }
+
+
+async def test_a_connection_lost_before_an_answer_is_tried_again(fake: Callable[..., Any]) -> None:
+    async with fake(behaviours={GENERATE: ["drop", "drop", "ok"]}) as server:
+        assert (await server.sample()).token_ids.tolist() == [4, 5]
+        assert [path for path, _ in server.calls()].count(GENERATE) == 3
+
+
+async def test_a_connection_lost_for_ever_ends_the_trial(fake: Callable[..., Any]) -> None:
+    async with fake(behaviours={GENERATE: ["drop"]}) as server:
+        with pytest.raises(InferenceError, match=r"trial-1 lost vLLM \(running\)"):
+            await server.sample()
+        assert [path for path, _ in server.calls()].count(GENERATE) == 3
+
+
+async def test_no_answer_in_time_and_a_refusal_are_not_tried_again(fake: Callable[..., Any]) -> None:
+    refusal = [400, {"error": {"message": "too\nlong", "code": 400}}]
+    async with fake(behaviours={GENERATE: ["hang", refusal, "ok"]}, request_timeout_s=0.3) as server:
+        with pytest.raises(InferenceError, match="gave trial-1 no answer within"):
+            await server.sample()
+        with pytest.raises(InferenceError, match="answered trial-1 with 400: too long"):
+            await server.sample()
+        await server.sample()
+        assert [path for path, _ in server.calls()].count(GENERATE) == 3
+
+
+async def test_a_sparse_model_without_routing_stops_the_run(fake: Callable[..., Any]) -> None:
+    async with fake(layers=3) as server:
+        with pytest.raises(AlignmentError, match="no routed experts where 6 rows are due"):
+            await server.sample()
+
+
+async def test_an_update_goes_through_all_its_steps_in_order(fake: Callable[..., Any]) -> None:
+    async with fake() as server:
+        await server.engine.update_weights(server.model.path / "model.safetensors", 5)
+        assert (await server.sample()).policy_versions.tolist() == [5, 5]
+        assert [path for path, _ in server.calls()] == [
+            "/init_weight_transfer_engine",
+            "/pause?mode=wait",
+            "/start_weight_update",
+            "/update_weights",
+            "/finish_weight_update",
+            "/reset_prefix_cache",
+            "/resume",
+            GENERATE,
+        ]
+        assert server.calls()[-1][1]["cache_salt"] == "v5"
+
+
+@pytest.mark.parametrize(
+    ("path", "behaviour", "error", "said"),
+    [
+        ("/reset_prefix_cache", [200, {"success": False}], WeightSyncError, "did not drop its prefix cache"),
+        ("/update_weights", [500, {"error": "boom"}], RunError, "refused /update_weights with 500: boom"),
+        ("/finish_weight_update", "drop", RunError, r"did not answer /finish_weight_update \(running\)"),
+    ],
+)
+async def test_nothing_is_sampled_after_an_update_that_failed(
+    fake: Callable[..., Any], path: str, behaviour: Any, error: type[Exception], said: str
+) -> None:
+    async with fake(behaviours={path: [behaviour, "ok"]}) as server:
+        with pytest.raises(error, match=said):
+            await server.engine.update_weights(server.model.path / "model.safetensors", 5)
+        with pytest.raises(InferenceError, match="weights are undefined"):
+            await server.sample()
+
+
+async def test_a_server_without_the_plugin_does_not_start(fake: Callable[..., Any]) -> None:
+    refusal = {"/init_weight_transfer_engine": [[500, {"error": {"message": "Invalid weight transfer backend"}}]]}
+    with pytest.raises(RunError, match="Invalid weight transfer backend"):
+        async with fake(behaviours=refusal):
+            pass
+
+
+async def test_a_cancelled_request_frees_the_way_for_an_update(fake: Callable[..., Any]) -> None:
+    async with fake(behaviours={GENERATE: ["hang", "ok"]}) as server:
+        task: asyncio.Task[Generation] = asyncio.create_task(server.sample())
+        while GENERATE not in [path for path, _ in server.calls()]:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await server.engine.update_weights(server.model.path / "model.safetensors", 1)
+
+
+async def test_before_the_start_and_after_the_stop_nothing_is_sampled(fake: Callable[..., Any]) -> None:
+    def ask(engine: VllmServer) -> Coroutine[Any, Any, Any]:
+        return engine.score(PROMPT)
+
+    with pytest.raises(InferenceError, match="not running"):
+        await ask(made())
+    async with fake() as server:
+        pass
+    with pytest.raises(InferenceError, match="not running"):
+        await ask(server.engine)
+
+
+def test_problems_name_key_value_and_way_out() -> None:
+    errors = made(python="/nowhere/python", arguments={"max_model_len": 5, "no-enforce-eager": True, "swap-space": 1})
+    assert [str(error) for error in errors.problems()] == [
+        "inference.python='/nowhere/python': no such interpreter; name an executable, or null for this interpreter",
+        "inference.arguments.max_model_len=5: set already; remove it; model, scale and the other inference keys decide it",
+        "inference.arguments.no-enforce-eager=True: set already; "
+        "remove it; model, scale and the other inference keys decide it",
+    ]
+    assert made().problems() == []
+
+
+def test_a_missing_vllm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (error,) = made().problems()
+    assert str(error).startswith("inference.python=None: vLLM is not installed here; run scripts/setup")
+
+
+def test_the_command_line_carries_free_arguments(tmp_path: Path) -> None:
+    model = checkpoint(tmp_path / "m", 2)
+    arguments = {
+        "enable_chunked_prefill": False,
+        "quantization": None,
+        "hf-overrides": {"a": 1},
+        "seed": 4,
+        "async": True,
+    }
+    line = made(arguments=arguments)._command(model, 5)
+    text = " ".join(line)
+    assert text.endswith('--no-enable-chunked-prefill --hf-overrides {"a": 1} --seed 4 --async')
+    assert "--enforce-eager" in line and "--gpu-memory-utilization" not in line
+    assert text.startswith(f"{sys.executable} -m vllm.entrypoints.openai.api_server --model {model.path}")
+
+
+def test_weight_files_are_compared_tensor_by_tensor(tmp_path: Path) -> None:
+    model = checkpoint(tmp_path / "m", 2)
+    served = checkpoint_shapes(model.path)
+    assert served == {"a.weight": (2, 3)}
+    check_same(model.path / "model.safetensors", served)
+    other = tmp_path / "o.safetensors"
+    save_file({"a.weight": np.zeros((3, 2), np.float32), "b": np.zeros(1, np.float32)}, str(other))
+    with pytest.raises(WeightSyncError, match=r"it has unknown 1 tensors \(b\); it has other shapes for 1 tensors"):
+        check_same(other, served)
+    for text in (b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0[]", (8).to_bytes(8, "little") + b"notjson!"):
+        other.write_bytes(text)
+        with pytest.raises(WeightSyncError, match="no whole safetensors file"):
+            read_shapes(other)
+    with pytest.raises(WeightSyncError, match="no whole safetensors file"):
+        read_shapes(tmp_path / "missing")
