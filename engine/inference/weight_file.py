@@ -24,11 +24,11 @@ def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > _HEADER_LIMIT:
                 raise ValueError(f"a header of {length} bytes")
-            header = json.loads(stream.read(length))
+            header = dict(json.loads(stream.read(length)))
         end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
         if file.stat().st_size != 8 + length + end:
             raise ValueError(f"{file.stat().st_size} bytes where the header says {8 + length + end}")
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+    except (OSError, ValueError, LookupError, TypeError, struct.error) as error:
         raise WeightSyncError(f"{file} is no whole safetensors file: {error}") from error
     return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
 

@@ -215,6 +215,16 @@ async def test_what_vllm_refuses_is_an_inference_error_in_its_words(
         await sample(vllm, prompt_of(7000))
 
 
+async def test_the_probes_tokens_pass_through_every_expert(vllm: VllmServer, model: ModelInfo) -> None:
+    reference = Reference(model)
+    seen: list[set[int]] = [set(), set()]
+    for row in vllm.probe.tokens(model):
+        reference.score(row)
+        for layer, routes in enumerate(reference.routes):
+            seen[layer] |= set(routes.flatten().tolist())
+    assert seen == [set(range(8))] * 2
+
+
 GROUPS: dict[str, Callable[[str], bool]] = {
     "embeddings": lambda name: "embed_tokens" in name,
     "attention": lambda name: "_proj" in name and "self_attn" in name,

@@ -122,7 +122,7 @@ async def test_the_environment_is_laid_over_the_own_one(tmp_path: Path, monkeypa
     monkeypatch.setenv("LEGO_KEPT", "kept")
     server = ServerProcess("env", ["sh", "-c", "echo $LEGO_KEPT $LEGO_NEW"], {"LEGO_NEW": "new"}, tmp_path / "log")
     await server.start(grace_s=1)
-    with pytest.raises(RunError, match="exit code 0.*: kept new"):
+    with pytest.raises(RunError, match=r"exit code 0.*: kept new"):
         await server.wait_until(never, timeout_s=60)
 
 

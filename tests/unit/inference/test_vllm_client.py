@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -50,6 +51,10 @@ class Fake:
 
     def calls(self) -> list[tuple[str, dict[str, Any]]]:
         return [(path, body) for path, body in map(json.loads, self._calls.read_text().splitlines())]
+
+    def wait_for(self, path: str) -> None:
+        while path not in [called for called, _ in self.calls()]:
+            time.sleep(0.01)
 
     async def sample(self) -> Generation:
         return await self.engine.generate(
@@ -195,8 +200,7 @@ async def test_a_server_without_the_plugin_does_not_start(fake: Callable[..., An
 async def test_a_cancelled_request_frees_the_way_for_an_update(fake: Callable[..., Any]) -> None:
     async with fake(behaviours={GENERATE: ["hang", "ok"]}) as server:
         task: asyncio.Task[Generation] = asyncio.create_task(server.sample())
-        while GENERATE not in [path for path, _ in server.calls()]:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(server.wait_for, GENERATE)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -217,11 +221,11 @@ async def test_before_the_start_and_after_the_stop_nothing_is_sampled(fake: Call
 
 def test_problems_name_key_value_and_way_out() -> None:
     errors = made(python="/nowhere/python", arguments={"max_model_len": 5, "no-enforce-eager": True, "swap-space": 1})
+    already = "set already; remove it; model, scale and the other inference keys decide it"
     assert [str(error) for error in errors.problems()] == [
         "inference.python='/nowhere/python': no such interpreter; name an executable, or null for this interpreter",
-        "inference.arguments.max_model_len=5: set already; remove it; model, scale and the other inference keys decide it",
-        "inference.arguments.no-enforce-eager=True: set already; "
-        "remove it; model, scale and the other inference keys decide it",
+        f"inference.arguments.max_model_len=5: {already}",
+        f"inference.arguments.no-enforce-eager=True: {already}",
     ]
     assert made().problems() == []
 
@@ -241,7 +245,7 @@ def test_the_command_line_carries_free_arguments(tmp_path: Path) -> None:
         "seed": 4,
         "async": True,
     }
-    line = made(arguments=arguments)._command(model, 5)
+    line = made(arguments=free)._command(model, 5)
     text = " ".join(line)
     assert text.endswith('--no-enable-chunked-prefill --hf-overrides {"a": 1} --seed 4 --async')
     assert "--enforce-eager" in line and "--gpu-memory-utilization" not in line
