@@ -1,0 +1,143 @@
+"""The main job on the real parts: OpenHands in sandboxes, vLLM, release pairs, grading, GSPO, weights back."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config.assemble import assemble
+from engine.config.compose import compose
+from engine.core.contracts import ImageStore, SandboxRuntime
+from engine.core.records import ImageSpec, Patch, Task, Verdict
+from engine.run.jobs.train import TrainJob
+from engine.store.layout import Layout
+from engine.store.reader import Reader
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "experiment=openhands_gspo",
+    "schedule.steps=1",
+    "schedule.prompts_per_step=1",
+    "schedule.rollouts_per_prompt=2",
+    "schedule.validation_every=1",
+    "schedule.validation_prompts=1",
+    "proxy.max_tokens_per_turn=32",
+)
+
+
+def command(root: Path, *overrides: str) -> list[str]:
+    return [sys.executable, "-m", "engine", *SMALL, f"run.root={root}", *overrides]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared() -> None:
+    """What the run mounts is built (minutes, once per machine)."""
+    subprocess.run([*command(Path("runs")), "job=prepare"], cwd=ROOT, check=True, timeout=1200)
+
+
+def run(root: Path, *overrides: str) -> tuple[Path, dict[str, Any]]:
+    """Run to the end; the run's directory (the last line) and its summary."""
+    done = subprocess.run(
+        command(root, *overrides), cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0
+    directory = ROOT / done.stdout.splitlines()[-1]
+    return directory, json.loads((directory / "summary.json").read_text())
+
+
+def assert_faithful(summary: dict[str, Any], trials: int) -> None:
+    """Every trial kept, trained ids = sampled ids, and rollout and trainer agree."""
+    assert summary["trials"] == {"started": trials, "kept": trials, "excluded": {}}
+    assert summary["tokens"]["sampled"] == summary["tokens"]["trained"] > 0
+    assert summary["alignment"]["pearson_r_median"] >= 0.9999
+    assert summary["alignment"]["max_abs_dlogp"] <= 1e-3
+    assert {"setup", "agent", "extract", "grade", "first_request"} <= set(summary["stages"])
+    assert summary["wall_s"] > 0
+
+
+def processes_naming(text: str) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if text.encode() in line:
+                yield int(entry.name)
+
+
+def test_a_step_in_bubblewrap_interrupted_and_resumed(tmp_path: Path) -> None:
+    first = subprocess.Popen(command(tmp_path), cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 600
+        while not (finished := list(tmp_path.glob("*/trajectories/step=000000/*.parquet"))):
+            assert first.poll() is None, "the run ended before its first trial"
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        first.send_signal(signal.SIGINT)
+        assert first.wait(timeout=120) == 130
+    finally:
+        first.kill()
+        first.wait()
+    written = {path: path.stat().st_mtime_ns for path in finished}
+    (state,) = tmp_path.glob("*/state.json")
+    assert json.loads(state.read_text())["phase"] == "interrupted"
+    assert list(processes_naming(str(tmp_path))) == []
+
+    directory, summary = run(tmp_path)
+    assert summary["steps"] == 1
+    assert_faithful(summary, trials=3)
+    assert {path: path.stat().st_mtime_ns for path in finished} == written
+    assert Layout(root=directory).checkpoint(1).is_dir()
+    assert (directory / "config.yaml").is_file()
+    assert not any((directory / "scratch").iterdir())
+    assert list(processes_naming(str(tmp_path))) == []
+
+    again = subprocess.run(command(tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert again.returncode == 0
+    assert "this run is finished" in again.stdout
+
+
+@pytest.mark.podman
+def test_a_step_in_podman(tmp_path: Path) -> None:
+    _, summary = run(tmp_path, "sandbox=podman", "schedule.validation_every=0")
+    assert_faithful(summary, trials=2)
+
+
+class EverySecondOne:
+    """Rewards by the trial's number alone: a random policy earns nothing, and an update needs a difference."""
+
+    def __init__(self, verify: Any) -> None:
+        self._verify = verify
+
+    def toolchain(self) -> ImageSpec:
+        return self._verify.toolchain()
+
+    async def grade(self, task: Task, patch: Patch, runtime: SandboxRuntime, images: ImageStore, name: str) -> Verdict:
+        reward = float("-s1-" in name)
+        return Verdict(reward=reward, resolved=bool(reward), tests=(), evidence="", findings=(), grade_s=0.0)
+
+
+def test_two_updates_change_the_weights_in_trainer_and_engine_alike(tmp_path: Path) -> None:
+    overrides = (*SMALL, f"run.root={tmp_path}", "schedule.steps=2", "schedule.validation_every=0")
+    built = assemble(compose([*overrides, "train.learning_rate=1e-2", "observe.tensorboard=false"]))
+    built = dataclasses.replace(built, verify=EverySecondOne(built.verify))
+    assert asyncio.run(TrainJob().run(built)) == 0
+    steps = Reader(Layout(root=built.directory)).steps()
+    assert [record.metrics["reward/mean"] for record in steps] == [0.5, 0.5]
+    for record in steps:
+        assert record.metrics["train/grad_norm"] > 0
+        assert record.metrics["probe/max_abs_dlogp"] <= 1e-3
+        assert record.metrics["alignment/pearson_r"] >= 0.9999
+        assert record.metrics["alignment/max_abs_dlogp"] <= 1e-3
+    # the second step's tokens were sampled by updated weights, and the trainer's agree with them
+    assert steps[1].metrics["alignment/tokens"] == steps[1].metrics["tokens/trained"]
