@@ -21,6 +21,8 @@ from engine.core.paths import cache_dir
 
 _MAX_BYTES = 64 << 20
 """Unpacked size beyond which an archive is refused."""
+_AT_ONCE = 2
+"""pip processes at one time: each prepares metadata, which is work for the processor."""
 _VERSION_CONTROL = frozenset({".git", ".hg", ".svn", ".bzr"})
 
 
@@ -41,12 +43,20 @@ class Sdist:
 async def fetch(sdists: Iterable[Sdist], say: Say) -> None:
     """Bring what is not in the cache. Raises RunError with pip's own words."""
     missing = [sdist for sdist in dict.fromkeys(sdists) if not sdist.path.is_file()]
-    batches = _batches(missing)
-    done = len(set(sdists)) - len(missing)
-    for batch in batches:
-        say(f"sdists: {done} in cache, fetching {', '.join(f'{item.package} {item.version}' for item in batch)}")
-        await _download(batch)
-        done += len(batch)
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(batch: list[Sdist]) -> None:
+        async with turns:
+            say(f"sdists: fetching {', '.join(f'{item.package} {item.version}' for item in batch)}")
+            await _download(batch)
+
+    running = [asyncio.create_task(one(batch)) for batch in _batches(missing)]
+    try:
+        await asyncio.gather(*running)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 def _batches(sdists: list[Sdist]) -> list[list[Sdist]]:

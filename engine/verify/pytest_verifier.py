@@ -51,6 +51,7 @@ _TEST_ENVIRONMENT = {
     "PYTHONNOUSERSITE": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
 }
+_ENDINGS = {"timeout": "the tests ran over their time", "flooded": "the tests flooded the report"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class _Run:
 
     ready: bool
     ended: str
-    """exited, timeout, flooded; `lost` when the supervisor gave no sealed result."""
+    """exited, timeout, flooded, or in words what befell a run without a sealed result."""
     exit_code: int
     report: str
     output: str
@@ -161,7 +162,7 @@ def decide(task: Task, canaries: Sequence[CanaryFile], report: Report, ended: st
     findings: list[Finding] = []
     reasons: list[str] = []
     if ended != "exited":
-        reasons.append({"timeout": "the tests ran over their time"}.get(ended, f"the runner {ended}"))
+        reasons.append(_ENDINGS.get(ended, f"the tests {ended}"))
     elif report.fault:
         reasons.append(report.fault)
         findings.append(Finding(stage="verify", phase="grade", detail=f"report not believed: {report.fault}"))
@@ -219,12 +220,13 @@ def _sealed(result: ExecResult, seal: str) -> _Run:
         packed = next(line for line in lines if line.startswith("result ")).removeprefix("result ")
         answer = json.loads(zlib.decompress(base64.b64decode(packed)))
     except (StopIteration, ValueError, zlib.error):
-        ended = "ran out of memory" if result.oom_killed else "timeout" if result.timed_out else "was lost"
+        ended = "ran out of memory" if result.oom_killed else "timeout" if result.timed_out else "ended the grader"
         output = result.stderr.decode("utf-8", "replace")
         return _Run(ready=ready, ended=ended, exit_code=result.exit_code, report="", output=output)
+    out_of_memory = result.oom_killed and answer["exit_code"] < 0 and answer["ended"] == "exited"
     return _Run(
         ready=ready,
-        ended=answer["ended"],
+        ended="ran out of memory" if out_of_memory else answer["ended"],
         exit_code=answer["exit_code"],
         report=answer["report"],
         output=answer["output"],

@@ -14,7 +14,7 @@ from grading_pieces import Bench, calc_task, edits_reverted, open_bench, pool, t
 
 from engine.core.errors import GraderError
 from engine.core.patch import make
-from engine.core.records import ImageSpec, Patch, Task
+from engine.core.records import ImageSpec, Mount, Patch, SandboxSpec, Task
 from engine.defense.patch_by_contents import make_patch
 
 FAST_PAIRS = ("parse-1.20.0-1.20.1", "pathspec-0.12.0-0.12.1", "cachetools-7.2.1-7.2.2")
@@ -149,3 +149,38 @@ async def test_three_release_pairs_hold(bench: Bench) -> None:
 @pytest.mark.slow
 async def test_all_twelve_release_pairs_hold(bench: Bench) -> None:
     await check_pairs(bench, [])
+
+
+# ---------------------------------------------------------------- Harbor
+
+
+@pytest.mark.parametrize("solved", [True, False])
+async def test_what_users_of_harbor_run_comes_to_the_same_reward(bench: Bench, task: Task, solved: bool) -> None:
+    """`tests/test.sh` in one container with the agent's tree, after `solution/solve.sh` or without it."""
+    sandbox = await bench.runtime.create(
+        SandboxSpec(
+            name="harbor",
+            image=task.image,
+            mounts=(
+                Mount(source=task.directory / "tests", target="/tests"),
+                Mount(source=task.directory / "solution", target="/solution"),
+            ),
+            workdir=task.workdir,
+            environment={},
+            memory_mb=512,
+            cpus=1,
+            pids=64,
+            disk_mb=128,
+        )
+    )
+    try:
+        await sandbox.upload(task.repository, task.workdir)
+        await sandbox.write({"/logs/verifier/.keep": b""})
+        scripts = ["/solution/solve.sh", "/tests/test.sh"] if solved else ["/tests/test.sh"]
+        for script in scripts:
+            environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+            ran = await sandbox.exec((script,), environment=environment, cwd=task.workdir, timeout_s=60, stdin=b"")
+            assert ran.exit_code == 0, ran.stderr.decode()
+        assert await sandbox.read("/logs/verifier/reward.txt", 16) == (b"1\n" if solved else b"0\n")
+    finally:
+        await sandbox.stop()
