@@ -24,7 +24,9 @@ def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > _HEADER_LIMIT:
                 raise ValueError(f"a header of {length} bytes")
-            header = dict(json.loads(stream.read(length)))
+            header = json.loads(stream.read(length))
+            if not isinstance(header, dict):
+                raise ValueError("a header that is no object")
         end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
         if file.stat().st_size != 8 + length + end:
             raise ValueError(f"{file.stat().st_size} bytes where the header says {8 + length + end}")

@@ -245,7 +245,7 @@ def test_the_command_line_carries_free_arguments(tmp_path: Path) -> None:
         "seed": 4,
         "async": True,
     }
-    line = made(arguments=free)._command(model, 5)
+    line = made(arguments=arguments)._command(model, 5)
     text = " ".join(line)
     assert text.endswith('--no-enable-chunked-prefill --hf-overrides {"a": 1} --seed 4 --async')
     assert "--enforce-eager" in line and "--gpu-memory-utilization" not in line
