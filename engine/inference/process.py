@@ -1,4 +1,4 @@
-"""One server process on loopback: start, wait until it answers, know when it died and why, stop all of it.
+"""One server process: start, wait until it answers, know when it died and why, stop all of it.
 
 Invariant: after `stop` (or after this process dies, however) nothing of the server is left; `supervise.py` sees to
 that. A server that dies or never answers is a RunError that ends with its log's last lines.
@@ -19,13 +19,6 @@ from engine.core.errors import RunError
 _log = logging.getLogger(__name__)
 _TAIL_BYTES = 16_384
 _PROGRESS_S = 10.0
-
-
-def free_port() -> int:
-    """A loopback port that nobody holds at this moment."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def port_taken(port: int) -> bool:
@@ -103,7 +96,8 @@ class ServerProcess:
                 text = file.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return "no log"
-        wanted = [line.strip() for line in text if "Error" in line] or [line.strip() for line in text if line.strip()]
+        told = [line.strip() for line in text if line.strip()]
+        wanted = [line for line in told if "Error:" in line or "error:" in line] or told
         return " | ".join(wanted[-lines:]) or "empty log"
 
     async def stop(self) -> None:

@@ -1,11 +1,11 @@
 """vLLM as a token-in, token-out engine over HTTP: on CPUs and on GPUs the same client.
 
-Starts `vllm.entrypoints.openai.api_server` as a process tree of its own on loopback and talks to its endpoint
-`/inference/v1/generate` in ids. Invariants: the ids, log-probabilities (under temperature and top-p) and routed experts
-of a `Generation` are vLLM's raw output, stop token included; a weight update waits for the generations in flight and
-holds back new ones, so all tokens of one generation carry one policy version; the prefix cache is dropped at each
-update and salted with the version besides, so no token is sampled from older keys. It refuses answers that do not
-fit together.
+Starts `vllm.entrypoints.openai.api_server` as a process tree of its own and talks to `/inference/v1/generate` in ids,
+over a Unix socket that only this user can open or over a loopback port. Invariants: the ids, log-probabilities (under
+temperature and top-p) and routed experts of a `Generation` are vLLM's raw output, stop token included; a weight update
+waits for the generations in flight and holds back new ones, so all tokens of one generation carry one policy version;
+the prefix cache is dropped at each update and salted with the version besides, so no token is sampled from older keys.
+It refuses answers that do not fit together.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import importlib.util
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from engine.core.records import Generation, ModelInfo
 from engine.inference.answers import generation, prompt_logprobs
 from engine.inference.gate import Gate
 from engine.inference.probe import WeightProbe
-from engine.inference.process import ServerProcess, free_port, port_taken
+from engine.inference.process import ServerProcess, port_taken
 from engine.inference.vllm_plugin import BACKEND
 from engine.inference.weight_file import Shapes, check_same, checkpoint_shapes
 
@@ -41,6 +42,7 @@ _OWN_ARGUMENTS = (
     "served-model-name",
     "host",
     "port",
+    "uds",
     "dtype",
     "max-model-len",
     "max-num-seqs",
@@ -63,7 +65,7 @@ class VllmServer:
         self,
         *,
         python: str | None,
-        port: int,
+        port: int | None,
         max_concurrency: int,
         tensor_parallel: int,
         enforce_eager: bool,
@@ -93,6 +95,7 @@ class VllmServer:
         self.environment = environment
         self._gate = Gate()
         self._server: ServerProcess | None = None
+        self._socket: Path | None = None
         self._client: httpx.AsyncClient | None = None
         self._model: ModelInfo | None = None
         self._shapes: Shapes = {}
@@ -109,9 +112,8 @@ class VllmServer:
         if self.python is not None and shutil.which(self.python) is None:
             way = "name an executable, or null for this interpreter"
             errors.append(ConfigError("inference.python", self.python, "no such interpreter", way))
-        if self.port and port_taken(self.port):
-            way = "choose another port, or 0 for any free one"
-            errors.append(ConfigError("inference.port", self.port, "the port is taken on 127.0.0.1", way))
+        if self.port is not None and port_taken(self.port):
+            errors.append(self._taken(self.port))
         for name in self.arguments:
             if name.replace("_", "-").removeprefix("no-") in _OWN_ARGUMENTS:
                 way = "remove it; model, scale and the other inference keys decide it"
@@ -131,16 +133,15 @@ class VllmServer:
         self._model = model
         self._shapes = checkpoint_shapes(model.path)
         self._version, self._broken = 0, ""
-        if self.port and port_taken(self.port):
-            way = "choose another port, or 0 for any free one"
-            raise ConfigError("inference.port", self.port, "the port is taken on 127.0.0.1", way)
-        port = self.port or free_port()
-        self._server = ServerProcess("vLLM", self._command(model, port), self._variables(), directory / "vllm.log")
+        if self.port is not None and port_taken(self.port):
+            raise self._taken(self.port)
+        # A socket's path may have 107 bytes at most, so it does not lie in the run's directory.
+        self._socket = Path(tempfile.mkdtemp(prefix="lego-rl-")) / "vllm" if self.port is None else None
+        self._server = ServerProcess("vLLM", self._command(model), self._variables(), directory / "vllm.log")
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.max_concurrency)
-        timeout = httpx.Timeout(self.request_timeout_s, connect=10.0, pool=None)
-        self._client = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=timeout, trust_env=False
-        )
+        transport = httpx.AsyncHTTPTransport(limits=limits, uds=str(self._socket) if self._socket else None)
+        address = f"http://127.0.0.1:{self.port}" if self.port is not None else "http://vllm"
+        self._client = httpx.AsyncClient(base_url=address, transport=transport, trust_env=False)
         try:
             await self._server.start(self.stop_grace_s)
             await self._server.wait_until(self._healthy, self.start_timeout_s)
@@ -157,14 +158,21 @@ class VllmServer:
         finally:
             if self._server is not None:
                 await self._server.stop()
+            if self._socket is not None:
+                shutil.rmtree(self._socket.parent, ignore_errors=True)
 
-    def _command(self, model: ModelInfo, port: int) -> list[str]:
+    def _taken(self, port: int) -> ConfigError:
+        way = "choose another port, or null for a private Unix socket"
+        return ConfigError("inference.port", port, "the port is taken on 127.0.0.1", way)
+
+    def _command(self, model: ModelInfo) -> list[str]:
         command = [self.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         settings: dict[str, Any] = {
             "model": str(model.path),
             "served-model-name": model.name,
-            "host": "127.0.0.1",
-            "port": port,
+            "uds": str(self._socket) if self._socket else None,
+            "host": None if self._socket else "127.0.0.1",
+            "port": None if self._socket else self.port,
             "dtype": model.dtype,
             "max-model-len": model.max_context,
             "max-num-seqs": self.max_concurrency,

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3MoeForCausalLM
 
-from engine.core.errors import ConfigError, InferenceError, RunError, WeightSyncError
+from engine.core.errors import InferenceError, RunError, WeightSyncError
 from engine.core.records import Generation, ModelInfo
 from engine.inference.probe import WeightProbe
 from engine.inference.vllm_http import VllmServer
@@ -330,27 +330,6 @@ async def test_without_the_remedy_the_probe_stops_the_run_and_death_is_told(mode
         await engine.stop()
     assert not tree.keys() & tree_of(os.getpid()).keys(), "something of the server is left"
     await engine.stop()
-
-
-async def test_a_server_that_dies_at_start_ends_with_its_last_words(model: ModelInfo, tmp_path: Path) -> None:
-    engine = server(arguments={"no-such-option": 1})
-    with pytest.raises(RunError, match=r"died at start \(exit code 2\).*no-such-option"):
-        await engine.start(model, tmp_path)
-    assert "no-such-option" in (tmp_path / "vllm.log").read_text()
-    with pytest.raises(InferenceError, match="not running"):
-        await sample(engine, prompt_of(20))
-
-
-async def test_a_taken_port_is_a_configuration_error(model: ModelInfo, tmp_path: Path, unused_tcp_port: int) -> None:
-    async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
-
-    async with await asyncio.start_server(ignore, "127.0.0.1", unused_tcp_port):
-        engine = server(port=unused_tcp_port)
-        (error,) = engine.problems()
-        assert str(error).startswith(f"inference.port={unused_tcp_port}: the port is taken")
-        with pytest.raises(ConfigError, match="taken"):
-            await engine.start(model, tmp_path)
 
 
 def tree_of(root: int) -> dict[int, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.errors import RunError
-from engine.inference.process import ServerProcess, free_port, port_taken
+from engine.inference.process import ServerProcess, port_taken
 
 # A server that ignores SIGTERM and leaves a daemon behind: a new session, its parent gone.
 STUBBORN = """
@@ -127,12 +127,12 @@ async def test_the_environment_is_laid_over_the_own_one(tmp_path: Path, monkeypa
 
 
 def test_a_taken_port_is_seen() -> None:
-    port = free_port()
-    assert not port_taken(port)
     with socket.socket() as holder:
-        holder.bind(("127.0.0.1", port))
+        holder.bind(("127.0.0.1", 0))
         holder.listen()
+        port = holder.getsockname()[1]
         assert port_taken(port)
+    assert not port_taken(port)
 
 
 def test_supervision_refuses_an_owner_that_is_gone() -> None:

@@ -26,7 +26,7 @@ PROMPT = np.arange(7, dtype=np.int32)
 def made(**changes: Any) -> VllmServer:
     options: dict[str, Any] = {
         "python": None,
-        "port": 0,
+        "port": None,
         "max_concurrency": 4,
         "tensor_parallel": 1,
         "enforce_eager": True,
@@ -91,8 +91,9 @@ def fake(tmp_path: Path) -> Callable[..., Any]:
         python.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
         python.chmod(0o755)
         environment = {"FAKE_VLLM": json.dumps(behaviours or {}), "FAKE_VLLM_CALLS": str(tmp_path / "calls")}
+        changes = {"environment": environment, **changes}
         model = checkpoint(tmp_path / "model", layers)
-        engine = made(python=str(python), environment=environment, **changes)
+        engine = made(python=str(python), **changes)
         await engine.start(model, tmp_path / "logs")
         try:
             yield Fake(engine, model, tmp_path / "calls")
@@ -123,6 +124,20 @@ async def test_the_request_says_all_that_decides_the_sample(fake: Callable[..., 
             "routed_experts_prompt_start": 2,
             "detokenize": False,
         }
+
+
+async def test_a_chosen_port_works_as_the_socket_does(fake: Callable[..., Any], unused_tcp_port: int) -> None:
+    async with fake(port=unused_tcp_port) as server:
+        assert (await server.sample()).token_ids.tolist() == [4, 5]
+        (error,) = server.engine.problems()
+        assert str(error).startswith(f"inference.port={unused_tcp_port}: the port is taken on 127.0.0.1; choose")
+
+
+async def test_death_at_start_ends_with_the_last_words(fake: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"vLLM died at start \(exit code 1\): json\.decoder\.JSONDecodeError"):
+        async with fake(environment={"FAKE_VLLM": "no JSON"}):
+            pass
+    assert "Traceback" in (tmp_path / "logs/vllm.log").read_text()
 
 
 async def test_a_connection_lost_before_an_answer_is_tried_again(fake: Callable[..., Any]) -> None:
@@ -245,7 +260,7 @@ def test_the_command_line_carries_free_arguments(tmp_path: Path) -> None:
         "seed": 4,
         "async": True,
     }
-    line = made(arguments=arguments)._command(model, 5)
+    line = made(arguments=arguments)._command(model)
     text = " ".join(line)
     assert text.endswith('--no-enable-chunked-prefill --hf-overrides {"a": 1} --seed 4 --async')
     assert "--enforce-eager" in line and "--gpu-memory-utilization" not in line
