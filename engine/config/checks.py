@@ -50,6 +50,15 @@ def _training_takes_turns(config: Config) -> Iterator[ConfigError]:
         yield ConfigError("schedule.staleness_threshold", staleness, problem, way_out)
 
 
+def _engine_has_weights(config: Config) -> Iterator[ConfigError]:
+    if (
+        _at(config, "job._target_") == "engine.run.jobs.train.TrainJob"
+        and config["inference"].get("probe", ...) is None
+    ):
+        problem = "this engine has no weights, so an update cannot be shown to have reached it"
+        yield ConfigError("inference.probe", None, problem, "train with another engine, for example inference=vllm")
+
+
 def _budget_fits_context(config: Config) -> Iterator[ConfigError]:
     prompt, response = _at(config, "proxy.max_prompt_tokens"), _at(config, "proxy.max_response_tokens")
     context = _at(config, "model.max_context")
@@ -80,6 +89,7 @@ RULES: tuple[Rule, ...] = (
     _every_harness_runs,
     _partial_rollouts_are_stale,
     _training_takes_turns,
+    _engine_has_weights,
     _budget_fits_context,
     _turn_fits_budget,
     _mini_batches_are_filled,

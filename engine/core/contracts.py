@@ -166,7 +166,12 @@ class Probe(Protocol):
 class Inference(Preparable, Protocol):
     """A token-in, token-out engine."""
 
-    probe: Probe
+    probe: Probe | None
+    """None: an engine without weights, which can play but not be trained."""
+
+    def failure(self) -> str:
+        """Why the engine can serve nothing any more (one line); empty while it can."""
+        ...
 
     async def start(self, model: ModelInfo, directory: Path) -> None:
         """Start serving `model`; logs and scratch files go under `directory`."""

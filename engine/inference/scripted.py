@@ -96,6 +96,9 @@ class ScriptedEngine:
     async def stop(self) -> None:
         self._loaded = None
 
+    def failure(self) -> str:
+        return ""
+
     def turn(self, session: str, index: int, prompt_ids: NDArray[np.int32]) -> Turn:  # noqa: ARG002 (for subclasses)
         """The assistant message that answers call number `index` (from 0) of a session."""
         turns = turns_of(self._turns, session)

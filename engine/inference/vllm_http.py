@@ -247,6 +247,11 @@ class VllmServer:
             parameters = {"max_tokens": 1, "temperature": 1.0, "top_p": 1.0, "prompt_logprobs": 0, "detokenize": False}
             return prompt_logprobs(await self._sample(token_ids, parameters, "score"), token_ids)
 
+    def failure(self) -> str:
+        if self._broken:
+            return f"vLLM's weights are undefined since an update failed: {self._broken}"
+        return "" if self._server is None or self._alive() else f"vLLM ended by itself ({self._state()})"
+
     def _serving(self) -> ModelInfo:
         if self._model is None or self._client is None:
             raise InferenceError("vLLM is not running: start it first")

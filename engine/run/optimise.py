@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config.built import Built
+from engine.core.errors import RunError
 from engine.core.records import Batch, Group, Scored, StepRecord
 from engine.run.workbench import Workbench
 from engine.samples.alignment import check_batch, compare_batch
@@ -84,6 +85,8 @@ class Optimiser:
 
     async def _probe(self) -> Mapping[str, float]:
         bench = self._bench
+        if self._probe_of_weights is None:
+            raise RunError("an engine without a probe cannot be trained: nothing would show that it has the weights")
         return await self._probe_of_weights.check(bench.model, bench.inference.score, bench.trainer.score)
 
 

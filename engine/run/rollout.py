@@ -2,14 +2,17 @@
 
 Consumes: planned trials. Produces: one `Scored` per trial, kept in the store the moment it is finished. Waits for: a
 free place (`concurrency`). Infrastructure failures are tried again, at most `max_attempts` times in all; each attempt
-has its own key and its own file. Trials that an earlier start of the same run finished are read, not run again.
+has its own key and its own file. Trials that an earlier start of the same run finished are read, not run again. An
+engine that is gone for good ends the rollout: no retry can help.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from engine.core.records import Scored, Trial
+from engine.core.contracts import Inference
+from engine.core.errors import RunError
+from engine.core.records import Scored, Termination, Trial
 from engine.run.settings import Schedule
 from engine.run.trial import Workshop, run_trial
 from engine.store.reader import Reader
@@ -22,8 +25,11 @@ OnRetry = Callable[[Scored], None]
 class Rollout:
     """Samples and grades trials."""
 
-    def __init__(self, shop: Workshop, schedule: Schedule, reader: Reader, writer: Writer) -> None:
+    def __init__(
+        self, shop: Workshop, inference: Inference, schedule: Schedule, reader: Reader, writer: Writer
+    ) -> None:
         self._shop = shop
+        self._inference = inference
         self._schedule = schedule
         self._reader = reader
         self._writer = writer
@@ -58,5 +64,10 @@ class Rollout:
 
     async def _fresh(self, step: int, trial: Trial) -> Scored:
         scored = await run_trial(trial, self._shop)
-        self._writer.trial(step, scored)
+        failure = self._inference.failure()
+        # an attempt that only met a dead engine is not kept: the restarted run owes the trial all its attempts
+        if not failure or scored.trajectory.termination is not Termination.ENGINE_ERROR:
+            self._writer.trial(step, scored)
+        if failure:
+            raise RunError(f"{failure}; the same command goes on where this run stopped")
         return scored

@@ -89,7 +89,7 @@ class _Loop:
         self._layout = layout
         self._reader, self._writer = Reader(layout), Writer(layout)
         self._observer: Observer = built.observe
-        self._rollout = Rollout(bench.shop, built.schedule, self._reader, self._writer)
+        self._rollout = Rollout(bench.shop, bench.inference, built.schedule, self._reader, self._writer)
         self._optimiser = Optimiser(built, bench, layout)
 
     async def run(self) -> None:
