@@ -1,27 +1,24 @@
 """Real grading for tests: bubblewrap, the task image, the toolchain, as the configuration names them."""
 
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import calc_task
 import pytest
 import yaml
 
+from engine.core.records import ImageSpec, Patch, Task, Verdict
+from engine.defense.test_edits_reverted import TestEditsReverted
+from engine.sandbox.bubblewrap import BubblewrapRuntime
+from engine.sandbox.images import DebianImageStore
+from engine.tasks.release_pairs import ReleasePairs
+from engine.verify.pytest_verifier import PytestVerifier
+
 __all__ = ["Bench", "calc_task", "edits_reverted", "open_bench", "pool", "task_image"]
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests/fixtures"))
-
-import calc_task  # noqa: E402
-
-from engine.core.records import ImageSpec, Patch, Task, Verdict  # noqa: E402
-from engine.defense.test_edits_reverted import TestEditsReverted  # noqa: E402
-from engine.sandbox.bubblewrap import BubblewrapRuntime  # noqa: E402
-from engine.sandbox.images import DebianImageStore  # noqa: E402
-from engine.tasks.release_pairs import ReleasePairs  # noqa: E402
-from engine.verify.pytest_verifier import PytestVerifier  # noqa: E402
 
 
 def configured(option: str, **changes: Any) -> Mapping[str, Any]:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,6 @@ import httpx
 import numpy as np
 import openai
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
-
 from proxy_pieces import (
     MODEL,
     TERMINAL,

@@ -8,10 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
-
 from openhands_pieces import make_harness, make_runtime, make_task, task_image
 from proxy_pieces import (
     SETTINGS,

@@ -1,60 +1,12 @@
 """The plan is a pure function of configuration and step."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
+from plan_pieces import SCHEDULE, tasks
 
 from engine.core.errors import ConfigError
-from engine.core.records import ImageSpec, Task
 from engine.run.plan import Plan, Sampling, derived_seed
-from engine.run.settings import Schedule
-
-SCHEDULE = Schedule(
-    epochs=3,
-    steps=None,
-    prompts_per_step=4,
-    rollouts_per_prompt=2,
-    drop_last=True,
-    max_turns=8,
-    concurrency=2,
-    max_attempts=2,
-    staleness_threshold=0,
-    partial_rollouts=False,
-    validation_every=2,
-    validation_prompts=1,
-    validation_samples=3,
-    validation_temperature=0.7,
-    validation_top_p=1.0,
-)
-
-
-def tasks(train: int, held_out: int) -> tuple[Task, ...]:
-    def task(name: str, split: str) -> Task:
-        return Task(
-            id=name,
-            directory=Path(),
-            instruction="",
-            split=split,  # type: ignore[arg-type]
-            fingerprint="",
-            image=ImageSpec(name="base", suite=None, packages=(), pip=()),
-            workdir="/workspace",
-            repository=Path(),
-            tests=Path(),
-            test_paths=(),
-            python_path=(),
-            fail_to_pass=(),
-            pass_to_pass=(),
-            reference=None,
-            agent_timeout_s=1.0,
-            grade_timeout_s=1.0,
-            memory_mb=1,
-            cpus=1.0,
-        )
-
-    return tuple(task(f"t{i:02d}", "train") for i in range(train)) + tuple(
-        task(f"v{i}", "validation") for i in range(held_out)
-    )
 
 
 def plan(count: int, **changes: object) -> Plan:

@@ -1,13 +1,12 @@
-import sys
+"""Fixtures that several packages' unit tests share."""
+
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "fixtures"))
-
 from proxy_pieces import make_checkpoint
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small tokeniser and model configuration."""
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
