@@ -87,7 +87,7 @@ class RichProgress:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=console,
         )
         self._task = self._progress.add_task("starting", total=None, note="")
@@ -100,7 +100,9 @@ class RichProgress:
         if name != self._name:
             self._name = name
             self._progress.reset(self._task)
-        self._progress.update(self._task, description=name, completed=done, total=total or None, note=note)
+        self._progress.update(
+            self._task, description=name, completed=done, total=total or None, note=note, refresh=True
+        )
 
     def __enter__(self) -> Self:
         self._progress.start()

@@ -5,10 +5,11 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from engine.core.records import StepRecord
 from engine.observe.observer import Observer
-from engine.observe.progress import PlainProgress
+from engine.observe.progress import PlainProgress, RichProgress
 from engine.observe.summary import slope_t, summarise
 from engine.store.layout import Layout
 from engine.store.reader import Reader
@@ -71,3 +72,16 @@ def test_low_correlation_is_an_alarm(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(list(layout.alerts.iterdir())) == 1
     assert "ALARM" in capsys.readouterr().err
     assert len(list(layout.tensorboard.iterdir())) == 1
+
+
+def test_bars_in_a_terminal() -> None:
+    stream = io.StringIO()
+    with RichProgress(Console(file=stream, force_terminal=True, width=100)) as progress:
+        progress.phase("step 1/2 rollout", 3, 16, "kept 3, excluded 0")
+        progress.say("trying e0-a-s0-a0 again: [sandbox] lost")
+        progress.phase("step 1/2 train", 0, 1, "")
+    shown = stream.getvalue()
+    assert "step 1/2 rollout" in shown
+    assert "3/16" in shown
+    assert "kept 3, excluded 0" in shown
+    assert "[sandbox] lost" in shown
