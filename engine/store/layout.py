@@ -79,5 +79,9 @@ class Layout:
         """Routed experts of one trial: a blob of the step, deleted once trained unless kept."""
         return self.root / "routing" / f"step={step:06d}" / f"{split}-{key}.npz"
 
+    def routings(self) -> list[Path]:
+        """One folder for each step whose routed experts are still there."""
+        return sorted((self.root / "routing").glob("step=*"))
+
     def checkpoint(self, version: int) -> Path:
         return self.checkpoints / f"version={version:06d}"

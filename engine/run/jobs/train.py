@@ -95,6 +95,7 @@ class _Loop:
     async def run(self) -> None:
         first = await self._optimiser.resume(self._reader.checkpoints())
         if first:
+            self._writer.forget_routing(first - 1)
             self._observer.say(f"resuming at step {first + 1}/{self._plan.steps} from checkpoint {first}")
         for step in range(first, self._plan.steps):
             await self._step(step)
@@ -117,7 +118,7 @@ class _Loop:
         record = self._optimiser.record(step, metrics)
         self._writer.step(record)
         await self._optimiser.checkpoint(step + 1)
-        self._forget_routing(step, scored)
+        self._writer.forget_routing(step)
         self._observer.step(record, steps, self._writer)
 
     async def _sample(self, step: int, name: str, trials: Sequence[Trial]) -> list[Scored]:
@@ -135,15 +136,7 @@ class _Loop:
             self._observer.say(f"trying {trajectory.trial.key} again: {trajectory.termination}: {trajectory.reason}")
 
         self._observer.trials(title, done, len(trials))
-        scored = await self._rollout.run(step, trials, show, tell)
-        if name == "validation":
-            self._forget_routing(step, scored)
-        return scored
-
-    def _forget_routing(self, step: int, scored: Sequence[Scored]) -> None:
-        for one in scored:
-            trial = one.trajectory.trial
-            self._writer.forget_routing(step, trial.split, trial.key)
+        return await self._rollout.run(step, trials, show, tell)
 
 
 def _directory(built: Built) -> Layout:

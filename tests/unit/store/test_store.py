@@ -165,6 +165,27 @@ def test_damaged_routing_is_refused(tmp_path: Path) -> None:
         Reader(layout).trial(0, scored.trajectory.trial)
 
 
+def test_routing_is_forgotten_up_to_a_step_with_that_of_retried_attempts(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path)
+    writer = Writer(layout)
+    writer.forget_routing(0)
+    scored = a_scored(tmp_path)
+    trial = scored.trajectory.trial
+    for step, attempt, split in (
+        (0, 0, "train"),
+        (1, 0, "train"),
+        (1, 1, "train"),
+        (1, 0, "validation"),
+        (2, 0, "train"),
+    ):
+        key = dataclasses.replace(trial.key, attempt=attempt)
+        moved = dataclasses.replace(scored.trajectory, trial=dataclasses.replace(trial, key=key, split=split))
+        writer.trial(step, dataclasses.replace(scored, trajectory=moved))
+    writer.forget_routing(1)
+    assert [path.parent.name for path in tmp_path.glob("routing/*/*")] == ["step=000002"]
+    assert len(list(tmp_path.glob("*/step=*/*.parquet"))) == 5
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_whole(path, b"old")
