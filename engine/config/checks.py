@@ -51,10 +51,8 @@ def _training_takes_turns(config: Config) -> Iterator[ConfigError]:
 
 
 def _engine_has_weights(config: Config) -> Iterator[ConfigError]:
-    if (
-        _at(config, "job._target_") == "engine.run.jobs.train.TrainJob"
-        and config["inference"].get("probe", ...) is None
-    ):
+    engine = _at(config, "inference") or {}
+    if _at(config, "job._target_") == "engine.run.jobs.train.TrainJob" and engine.get("probe", ...) is None:
         problem = "this engine has no weights, so an update cannot be shown to have reached it"
         yield ConfigError("inference.probe", None, problem, "train with another engine, for example inference=vllm")
 
