@@ -1,6 +1,7 @@
 """Starts everything a run needs, in order, and stops it in reverse, whatever happens.
 
-Order: sandboxes → trainer → inference → proxy. What is missing on this machine is found before anything starts.
+Order: proxy (it serves nothing yet) → sandboxes → trainer and inference. What is missing on this machine is found
+before anything starts.
 """
 
 import asyncio
@@ -59,6 +60,8 @@ async def open_workbench(built: Built, layout: Layout, images: DebianImageStore)
     layout.scratch.mkdir(parents=True, exist_ok=True)
     layout.logs.mkdir(parents=True, exist_ok=True)
     try:
+        # First: it refuses a renderer or limits that do not fit the model in a second, an engine takes a minute.
+        await built.proxy.start(model, built.inference)
         await built.sandbox.start(images, layout.root.name)
         starting_trainer = asyncio.create_task(
             asyncio.to_thread(built.train.start, model, built.algorithm, built.routing_replay, built.seed)
@@ -67,7 +70,6 @@ async def open_workbench(built: Built, layout: Layout, images: DebianImageStore)
             await built.inference.start(model, layout.logs)
         finally:
             await starting_trainer
-        await built.proxy.start(model, built.inference)
         yield Workbench(
             model=model,
             inference=built.inference,
