@@ -5,7 +5,6 @@ trials of the open step that were already finished, so none is lost and none is 
 """
 
 import asyncio
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from engine.core.errors import LegoError
 from engine.core.records import Scored, Trial
 from engine.observe.observer import Observer
 from engine.observe.summary import summarise
+from engine.run.directory import open_directory
 from engine.run.optimise import Optimiser
 from engine.run.plan import Plan, Sampling
 from engine.run.rollout import Rollout
@@ -46,7 +46,11 @@ class TrainJob:
             rollout=Sampling(temperature=built.proxy.temperature, top_p=built.proxy.top_p),
         )
         plan.check()
-        layout = _directory(built)
+        with open_directory(built) as layout:
+            return await self._work(built, plan, layout, images)
+
+    async def _work(self, built: Built, plan: Plan, layout: Layout, images: DebianImageStore) -> int:
+        """All steps that are left, in a directory that is this process's own."""
         reader, writer = Reader(layout), Writer(layout)
         previous = reader.state()
         if previous is not None and previous["phase"] == "finished":
@@ -137,19 +141,6 @@ class _Loop:
 
         self._observer.trials(title, done, len(trials))
         return await self._rollout.run(step, trials, show, tell)
-
-
-def _directory(built: Built) -> Layout:
-    """The run's directory; with `run.fresh` an earlier run of the same configuration is moved aside, never deleted."""
-    root: Path = built.directory
-    if built.fresh and root.exists():
-        count = 1
-        while (aside := root.with_name(f"{root.name}~{count}")).exists():
-            count += 1
-        root.rename(aside)
-        print(f"the earlier run is kept as {aside}", file=sys.stderr)
-    root.mkdir(parents=True, exist_ok=True)
-    return Layout(root=root)
 
 
 def _report(root: Path, summary: Mapping[str, Any]) -> None:
