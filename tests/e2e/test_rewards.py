@@ -34,7 +34,7 @@ def rollout(task: Task, sample: int) -> Trial:
 
 
 def script_of(task: Task) -> dict[str, object]:
-    """Sample 0 looks and gives up; sample 1 applies the reference fix with the agent's own tools."""
+    """Sample 0 looks and gives up; 1 applies the reference fix with the agent's own tools; 2 then floods its budget."""
     assert task.reference is not None
     # encoded, since the agent's terminal is interactive: a tab that is typed asks for completion
     diff = base64.b64encode(task.reference.diff.encode()).decode()
@@ -42,7 +42,8 @@ def script_of(task: Task) -> dict[str, object]:
     look = {"calls": [{"name": "terminal", "arguments": {"command": "ls; git log --oneline | wc -l"}}]}
     mend = {"text": "I mend it.", "calls": [{"name": "terminal", "arguments": {"command": fix}}]}
     done = {"calls": [{"name": "finish", "arguments": {"message": "Done."}}]}
-    return {"*-s0-*": [look, done], "*-s1-*": [mend, done]}
+    flood = {"calls": [{"name": "terminal", "arguments": {"command": "seq 4000"}}]}
+    return {"*-s0-*": [look, done], "*-s1-*": [mend, done], "*-s2-*": [mend, flood, done]}
 
 
 @pytest.mark.parametrize("sandbox", ["bubblewrap", pytest.param("podman", marks=pytest.mark.podman)])
@@ -72,6 +73,7 @@ async def test_the_reference_fix_earns_one_and_looking_earns_nothing(tmp_path: P
     try:
         looked = await run_trial(rollout(task, 0), shop)
         mended = await run_trial(rollout(task, 1), shop)
+        flooded = await run_trial(rollout(task, 2), shop)
     finally:
         await built.proxy.stop()
         await engine.stop()
@@ -79,6 +81,7 @@ async def test_the_reference_fix_earns_one_and_looking_earns_nothing(tmp_path: P
 
     assert_reward(looked, 0.0)
     assert_reward(mended, 1.0)
+    assert_reward(flooded, 1.0, Termination.TOKEN_BUDGET, calls=3)
     assert looked.trajectory.patch is not None
     assert looked.trajectory.patch.changes == ()
     assert mended.trajectory.patch is not None
@@ -95,9 +98,11 @@ async def test_the_reference_fix_earns_one_and_looking_earns_nothing(tmp_path: P
     assert counts.sampled == counts.trained > 0
 
 
-def assert_reward(scored: Scored, reward: float) -> None:
-    assert scored.trajectory.termination is Termination.AGENT_COMPLETED, scored.trajectory.reason
-    assert len(scored.trajectory.exchanges) == 2
+def assert_reward(
+    scored: Scored, reward: float, ending: Termination = Termination.AGENT_COMPLETED, calls: int = 2
+) -> None:
+    assert scored.trajectory.termination is ending, scored.trajectory.reason
+    assert len(scored.trajectory.exchanges) == calls
     assert scored.verdict is not None
     assert scored.verdict.reward == reward, scored.verdict.evidence
     assert scored.verdict.resolved is (reward == 1.0)
