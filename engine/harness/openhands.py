@@ -97,7 +97,7 @@ class OpenHands:
         if platform.machine() not in _LOADERS:
             found.append(ConfigError(key, platform.machine(), "no runtime for this machine", f"use {list(_LOADERS)}"))
         if not (images.path(self.runtime()) / ".complete").is_file():
-            way_out = "run: python -m engine job=prepare"
+            way_out = "run the same command with job=prepare"
             found.append(ConfigError(f"{key}.version", self._version, "its runtime is not built", way_out))
         return found
 

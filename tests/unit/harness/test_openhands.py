@@ -123,7 +123,7 @@ def test_missing_runtime_is_a_problem_with_its_way_out(tmp_path: Path) -> None:
     images = Images(tmp_path)
     (problem,) = harness().problems(images)
     assert "harnesses.openhands.version='1.58.2'" in str(problem)
-    assert "python -m engine job=prepare" in str(problem)
+    assert "run the same command with job=prepare" in str(problem)
     (tmp_path / "openhands").mkdir()
     (tmp_path / "openhands" / ".complete").touch()
     assert not harness().problems(images)
