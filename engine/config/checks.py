@@ -57,6 +57,14 @@ def _engine_has_weights(config: Config) -> Iterator[ConfigError]:
         yield ConfigError("inference.probe", None, problem, "train with another engine, for example inference=vllm")
 
 
+def _log_probabilities_compare(config: Config) -> Iterator[ConfigError]:
+    top_p = _at(config, "proxy.top_p")
+    if top_p is not None and top_p < 1 and _at(config, "job._target_") == "engine.run.jobs.train.TrainJob":
+        problem = "captured log-probabilities would be over the nucleus, the trainer's over the whole vocabulary"
+        way_out = "set proxy.top_p=1.0 and lower proxy.temperature instead"
+        yield ConfigError("proxy.top_p", top_p, problem, way_out)
+
+
 def _budget_fits_context(config: Config) -> Iterator[ConfigError]:
     prompt, response = _at(config, "proxy.max_prompt_tokens"), _at(config, "proxy.max_response_tokens")
     context = _at(config, "model.max_context")
@@ -88,6 +96,7 @@ RULES: tuple[Rule, ...] = (
     _partial_rollouts_are_stale,
     _training_takes_turns,
     _engine_has_weights,
+    _log_probabilities_compare,
     _budget_fits_context,
     _turn_fits_budget,
     _mini_batches_are_filled,
