@@ -1,5 +1,6 @@
 """Components start in an order that refuses early, and all are stopped whatever happens."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,6 +72,43 @@ async def test_a_start_that_fails_stops_everything(tmp_path: Path, name: str) ->
         await open_and_close(tmp_path, log, f"start {name}")
     assert "run" not in log
     assert log[-4:] == ["stop proxy", "stop inference", "stop sandbox", "stop train"]
+
+
+class Forever(Async):
+    async def start(self, *arguments: Any) -> None:
+        await super().start()
+        try:
+            await asyncio.sleep(600)
+        finally:
+            self._log.append("start of inference ended")
+
+
+async def test_a_trainer_that_cannot_start_ends_the_engines_start(tmp_path: Path) -> None:
+    log: list[str] = []
+    made = built(log, "start train")
+    made.inference = Forever("inference", log, "")
+    with pytest.raises(RunError, match="start train"):
+        async with asyncio.timeout(60), open_workbench(made, Layout(root=tmp_path), None):  # type: ignore[arg-type]
+            raise AssertionError
+    assert log[-5:] == ["start of inference ended", "stop proxy", "stop inference", "stop sandbox", "stop train"]
+
+
+async def test_an_interrupted_start_stops_everything(tmp_path: Path) -> None:
+    log: list[str] = []
+    made = built(log)
+    made.inference = Forever("inference", log, "")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2), open_workbench(made, Layout(root=tmp_path), None):  # type: ignore[arg-type]
+            raise AssertionError
+    assert log[-5:] == ["start of inference ended", "stop proxy", "stop inference", "stop sandbox", "stop train"]
+
+
+async def test_what_fails_while_stopping_hides_no_failure(tmp_path: Path) -> None:
+    log: list[str] = []
+    with pytest.raises(ZeroDivisionError):
+        async with open_workbench(built(log, "stop sandbox"), Layout(root=tmp_path), None):  # type: ignore[arg-type]
+            raise ZeroDivisionError
+    assert log[-1] == "stop train"
 
 
 @pytest.mark.parametrize("name", ["proxy", "inference", "sandbox"])
