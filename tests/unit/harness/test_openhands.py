@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.version import Version
 
 from engine.core.errors import HarnessError
 from engine.core.records import Endpoint, ExecResult, ImageSpec, Task, Termination
 from engine.harness.condensers import CondenserOff, SummarisingCondenser
 from engine.harness.launchers import openhands as launcher
 from engine.harness.openhands import OpenHands
+from engine.tasks.release_pairs import known_pairs
 
 ROOT = Path(__file__).parents[3]
 ENDPOINT = Endpoint(base_url="http://127.0.0.1:8080/t/abc", api_key="sk-trial", model="policy")
@@ -113,6 +115,14 @@ def test_every_package_of_the_runtime_is_pinned() -> None:
     assert all(line.count("==") == 1 for line in pip)
     names = [line.split("==")[0].lower() for line in pip]
     assert len(set(names)) == len(names)
+
+
+def test_the_runtime_shows_the_agent_no_fix_of_a_task() -> None:
+    """It is mounted in the agent's sandbox: a package that is a task too stands there at the oldest base release."""
+    pinned = dict(line.lower().split("==") for line in harness().runtime().pip)
+    for pair in known_pairs():
+        if pair.package in pinned:
+            assert Version(pinned[pair.package]) <= Version(pair.base.version), pair.name
 
 
 def test_a_version_without_a_lock_pins_the_harness_itself() -> None:
