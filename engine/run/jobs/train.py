@@ -56,6 +56,7 @@ class TrainJob:
         if previous is not None and previous["phase"] == "finished":
             print(f"this run is finished; run.fresh=true starts it anew\n{layout.root}")
             return 0
+        summarise(reader, 0.0)  # what is damaged in finished steps is told now, not after the last one
         writer.text("config.yaml", yaml.safe_dump(describe(built), sort_keys=False))
         state = StateFile(layout)
         observer: Observer = built.observe
