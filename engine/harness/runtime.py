@@ -50,7 +50,7 @@ def runtime_problems(key: str, version: str, spec: ImageSpec, images: ImageStore
     if platform.machine() not in _LOADERS:
         found.append(ConfigError(key, platform.machine(), "no runtime for this machine", f"use {list(_LOADERS)}"))
     if not (images.path(spec) / ".complete").is_file():
-        way_out = "run: python -m engine job=prepare"
+        way_out = "run the same command with job=prepare"
         found.append(ConfigError(f"{key}.version", version, "its runtime is not built", way_out))
     return found
 

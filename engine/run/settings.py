@@ -26,7 +26,7 @@ class Schedule:
     concurrency: int
     """Trials in flight at a time."""
     max_attempts: int
-    """Tries per trial when infrastructure fails, the first included."""
+    """Tries per trial by one start of the run when infrastructure fails, the first included."""
     staleness_threshold: int
     """Weight versions that a trained token may lag behind; 0: rollouts and updates alternate."""
     partial_rollouts: bool

@@ -1,6 +1,10 @@
 """`job=prepare`: build once on this machine what the configured run needs. Interrupted, it goes on where it stopped."""
 
+import tempfile
+
 from engine.config.built import Built
+from engine.core.errors import ConfigError
+from engine.core.paths import cache_dir
 from engine.observe.progress import make_progress
 from engine.run.workbench import check_machine, images_needed
 from engine.sandbox.images import DebianImageStore
@@ -11,6 +15,7 @@ class PrepareJob:
 
     async def run(self, built: Built) -> int:
         """Exit code 0 when the same configuration can run afterwards."""
+        _check_cache()
         images = DebianImageStore()
         with make_progress(built.observe.progress_interval_s) as progress:
             await built.sandbox.prepare(progress.say)
@@ -25,3 +30,14 @@ class PrepareJob:
             check_machine(built, images)
             progress.say(f"prepared: {len(built.tasks.load())} tasks, model {built.model.info().name}")
         return 0
+
+
+def _check_cache() -> None:
+    """Everything is built below the cache directory. Raises ConfigError where it cannot be written."""
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache_dir()):
+            pass
+    except OSError as error:
+        problem = f"the cache directory cannot be made or written ({error.strerror})"
+        raise ConfigError("LEGO_RL_CACHE", str(cache_dir()), problem, "set it to a folder to write to") from error

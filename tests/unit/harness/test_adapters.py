@@ -95,7 +95,7 @@ def test_missing_runtime_is_a_problem_with_its_way_out(make: Any, tmp_path: Path
     (problem,) = harness.problems(images)
     version = harness.runtime().pip[0].partition("==")[2]
     assert f"harnesses.{harness.name}.version='{version}'" in str(problem)
-    assert "python -m engine job=prepare" in str(problem)
+    assert "run the same command with job=prepare" in str(problem)
     root = images.path(harness.runtime())
     root.mkdir()
     (root / ".complete").touch()
