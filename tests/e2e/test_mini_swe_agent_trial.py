@@ -83,6 +83,21 @@ async def test_answers_without_a_command_are_dropped_and_then_given_up(tmp_path:
     assert "Unknown tool 'nonesuch'" in ended.server.requests[2]["messages"][-1]["content"]
 
 
+async def test_no_command_crashes_the_harness(tmp_path: Path) -> None:
+    odd = [5, None, "", ["ls"], {"a": 1}, "\0", "\ud800", "exit 3", "{{ 1 / 0 }}", "printf '\\377\\0'", "kill -9 $$"]
+    calls = [call("bash", {"command": command}, number) for number, command in enumerate(odd)]
+    ended = await trial([*calls, bash(SUBMIT, 99)], tmp_path, max_turns=50)
+    assert judged(ended)[0] is Termination.AGENT_COMPLETED
+    assert len(ended.server.tool_outputs()) == len(odd)
+
+
+@pytest.mark.slow
+async def test_output_beyond_the_memory_is_the_agents_own_affair(tmp_path: Path) -> None:
+    ended = await trial([bash("touch made; yes", 1), bash(SUBMIT, 2)], tmp_path)
+    assert judged(ended)[0] in (Termination.AGENT_OOM, Termination.AGENT_COMPLETED)
+    assert (ended.tree / "made").exists()
+
+
 async def test_context_overflow_is_not_retried(tmp_path: Path) -> None:
     message = "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens."
     ended = await trial([bash("true", 1), Refusal(400, "context_length_exceeded", message)], tmp_path)
@@ -131,11 +146,12 @@ async def test_command_that_hangs_is_the_agents_to_learn_from(tmp_path: Path) ->
     assert "timed out after 1 seconds" in output
 
 
-async def test_agent_that_kills_its_harness_is_kept(tmp_path: Path) -> None:
-    ended = await trial([bash("touch made; kill -9 $PPID", 1)], tmp_path)
+@pytest.mark.parametrize("signal", ["KILL", "INT", "TERM"])
+async def test_agent_that_kills_its_harness_is_kept(tmp_path: Path, signal: str) -> None:
+    ended = await trial([bash(f"touch made; kill -{signal} $PPID; sleep 5", 1)], tmp_path)
     termination, reason = judged(ended)
     assert termination is Termination.AGENT_COMPLETED
-    assert "SIGKILL" in reason
+    assert f"SIG{signal}" in reason
     assert (ended.tree / "made").exists()
 
 
