@@ -80,8 +80,8 @@ async def first_request(built: Built, harness: Harness, task: Task, images: Debi
         async with asyncio.timeout(120):
             await asked.wait()
         ended = time.perf_counter()
-        await sandbox.kill()
-        await running
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
         server.close()
     finally:
         await sandbox.stop()
