@@ -31,6 +31,8 @@ class Schedule:
     """Weight versions that a trained token may lag behind; 0: rollouts and updates alternate."""
     partial_rollouts: bool
     """Whether trials go on across a weight update instead of being waited for."""
+    checkpoints_kept: int | None
+    """Newest checkpoints that stay on disk; None: all."""
     validation_every: int
     """Steps between validations."""
     validation_prompts: int | None

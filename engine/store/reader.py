@@ -4,7 +4,7 @@ Refuses a file that is damaged all the same (a disk, an editor), naming it and w
 """
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def _whole(path: Path, way_out: str) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = " ".join(f"{type(error).__name__}: {error}".replace(str(path), path.name).split())[:160]
         raise RunError(f"{path} is damaged ({reason}); {way_out}") from error
 
 
@@ -53,11 +53,11 @@ class Reader:
                 records.append(StepRecord(step=row["step"], policy_version=row["policy_version"], metrics=metrics))
         return records
 
-    def rows(self, step: int, split: Split) -> Iterator[dict[str, Any]]:
-        """Plain rows of all finished trials of a step."""
+    def rows(self, step: int, split: Split, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Plain rows of all finished trials of a step; `columns`: only these are read."""
         for path in sorted(self.layout.trials(step, split).glob("*.parquet")):
             with _whole(path, _RESTORE):
-                row = pq.read_table(path).to_pylist()[0]
+                row = pq.read_table(path, columns=columns and list(columns)).to_pylist()[0]
             yield row
 
     def trial(self, step: int, trial: Trial) -> Scored | None:

@@ -1,5 +1,6 @@
 """Rewards mean what they say, through the whole trial: the reference fix earns 1, a run that fixes nothing earns 0."""
 
+import asyncio
 import base64
 import json
 from dataclasses import dataclass
@@ -7,17 +8,19 @@ from pathlib import Path
 
 import pytest
 from mini_pieces import SUBMIT
+from packaging.version import Version
 
 from engine.config.assemble import assemble
 from engine.config.compose import compose
 from engine.core.records import Scored, Task, Termination, Trial, TrialKey
 from engine.inference.scripted import ScriptedEngine
 from engine.run.trial import Workshop, run_trial
-from engine.run.workbench import check_machine
+from engine.run.workbench import check_machine, images_needed
 from engine.samples.alignment import check_batch
 from engine.samples.groups import make_groups
 from engine.samples.rows import make_batch
 from engine.sandbox.images import DebianImageStore
+from engine.tasks.release_pairs import known_pairs
 
 PAIR = "pathspec-0.12.0-0.12.1"
 
@@ -139,6 +142,21 @@ async def test_the_reference_fix_earns_one_and_looking_earns_nothing(
     assert groups[0].advantages[0] == -groups[0].advantages[1] < 0
     counts = check_batch(groups, make_batch(groups, step=0, policy_version=0))
     assert counts.sampled == counts.trained > 0
+
+
+@pytest.mark.parametrize("experiment", ["openhands_gspo", "mini_swe_agent_gspo"])
+def test_nothing_that_is_mounted_for_an_agent_holds_a_fix(experiment: str) -> None:
+    """Neither image nor runtime has a task's package at a release newer than the task's base."""
+    built = assemble(compose([f"experiment={experiment}", "job=prepare"]))
+    assert asyncio.run(built.job.run(built)) == 0
+    images, base = DebianImageStore(), {pair.package: Version(pair.base.version) for pair in reversed(known_pairs())}
+    mounted = [images.path(spec) for key, spec in images_needed(built).items() if "verify" not in key]
+    found = [path for root in mounted for path in root.rglob("*.dist-info")]
+    assert len(mounted) == 2
+    assert len(found) > 80
+    for path in found:
+        name, _, version = path.name.removesuffix(".dist-info").partition("-")
+        assert name not in base or Version(version) <= base[name], path
 
 
 def assert_reward(

@@ -56,7 +56,9 @@ class TrainJob:
         if previous is not None and previous["phase"] == "finished":
             print(f"this run is finished; run.fresh=true starts it anew\n{layout.root}")
             return 0
-        writer.text("config.yaml", yaml.safe_dump(describe(built), sort_keys=False))
+        summarise(reader, 0.0)  # what is damaged in finished steps is told now, not after the last one
+        data = {task.id: task.fingerprint for task in plan.tasks}
+        writer.text("config.yaml", yaml.safe_dump({**describe(built), "data": data}, sort_keys=False))
         state = StateFile(layout)
         observer: Observer = built.observe
         observer.start(layout)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from mini_pieces import make_harness as make_mini_swe_agent
 from openhands_pieces import make_harness as make_openhands
+from packaging.version import Version
 
 from engine.core.records import Endpoint, ImageSpec, Task
+from engine.tasks.release_pairs import known_pairs
 
 ENDPOINT = Endpoint(base_url="http://127.0.0.1:8080/t/abc", api_key="sk-trial", model="policy")
 PINNED = {
@@ -83,6 +85,14 @@ def test_every_package_of_the_runtime_is_pinned(make: Any) -> None:
     assert all(line.count("==") == 1 for line in pip)
     names = [line.split("==")[0].lower() for line in pip]
     assert len(set(names)) == len(names)
+
+
+def test_the_runtime_shows_the_agent_no_fix_of_a_task(make: Any) -> None:
+    """It is mounted in the agent's sandbox: a package that is a task too stands there at the oldest base release."""
+    pinned = dict(line.lower().split("==") for line in make().runtime().pip)
+    for pair in known_pairs():
+        if pair.package in pinned:
+            assert Version(pinned[pair.package]) <= Version(pair.base.version), pair.name
 
 
 def test_a_version_without_a_lock_pins_the_harness_itself(make: Any) -> None:

@@ -47,6 +47,8 @@ class Bench:
 
     def save(self, directory: Path) -> None:
         self.log.append(f"save {directory.name}")
+        directory.mkdir(parents=True)
+        (directory / "weights").touch()
 
     def export(self, path: Path) -> None:
         self.log.append("export")
@@ -66,10 +68,11 @@ class Bench:
     async def score(self, ids: Any) -> Any: ...
 
 
-def optimiser(bench: Bench, root: Path, *, probed: bool = True) -> Optimiser:
+def optimiser(bench: Bench, root: Path, *, probed: bool = True, kept: int | None = None) -> Optimiser:
     built: Any = SimpleNamespace(
         algorithm=SimpleNamespace(advantage=GroupNormalized(ddof=1, epsilon=1e-6)),
         inference=SimpleNamespace(probe=bench if probed else None),
+        schedule=SimpleNamespace(checkpoints_kept=kept),
     )
     return Optimiser(built, bench.parts, Layout(root=root))
 
@@ -162,3 +165,12 @@ def test_what_is_not_defined_is_left_out_of_the_record(tmp_path: Path) -> None:
     record = optimiser(Bench(), tmp_path).record(STEP, {"alignment/pearson_r": float("nan"), "reward/mean": 0})
     assert record.metrics == {"reward/mean": 0.0}
     assert (record.step, record.policy_version) == (3, 4)
+
+
+@pytest.mark.parametrize(("kept", "left"), [(None, [1, 2, 3, 4]), (2, [3, 4]), (1, [4])])
+async def test_only_the_newest_checkpoints_stay(tmp_path: Path, kept: int | None, left: list[int]) -> None:
+    made = optimiser(Bench(), tmp_path, kept=kept)
+    for version in (1, 2, 3, 4):
+        await made.checkpoint(version)
+    assert Reader(Layout(root=tmp_path)).checkpoints() == left
+    assert len(list((tmp_path / "checkpoints").iterdir())) == len(left)

@@ -232,6 +232,13 @@ def test_a_damaged_step_is_named(tmp_path: Path) -> None:
         Reader(layout).steps()
 
 
+def test_rows_read_only_what_is_asked_for(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path)
+    Writer(layout).trial(0, a_scored(tmp_path))
+    (row,) = Reader(layout).rows(0, "train", ("excluded", "timings"))
+    assert row == {"excluded": False, "timings": [("agent", 1.25)]}
+
+
 def test_only_folders_of_versions_are_checkpoints(tmp_path: Path) -> None:
     layout = Layout(root=tmp_path)
     for name in ("version=000002", "version=000001", "version=old", ".version=000003.x"):
