@@ -1,6 +1,6 @@
-"""Grades the reference and the untouched base of every release pair and prints the table.
+"""Grades the reference and the untouched base of every release pair, or of your own tasks, and prints the table.
 
-    python benchmarks/grading.py [--repeat N] [NAME …]
+    python benchmarks/grading.py [--repeat N] [--tasks FOLDER] [NAME …]
 
 Builds what is missing (task image, toolchain, tasks), grades in bubblewrap sandboxes as `configs/` say, and exits with
 1 unless every reference is resolved and no untouched base is. Not a test: it also says how long each grading took.
@@ -17,10 +17,12 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from engine.core.errors import LegoError
 from engine.core.patch import make
 from engine.core.records import Task, Verdict
 from engine.sandbox.bubblewrap import BubblewrapRuntime
 from engine.sandbox.images import DebianImageStore
+from engine.tasks.directory import HarborDirectory
 from engine.tasks.release_pairs import ReleasePairs
 from engine.verify.pytest_verifier import PytestVerifier
 
@@ -33,9 +35,31 @@ def configured(option: str, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in (values | changes).items() if key != "_target_"}
 
 
-async def grade_all(names: list[str], repeat: int, console: Console) -> list[tuple[Task, list[Verdict], list[Verdict]]]:
-    """(task, verdicts of the reference, verdicts of the untouched base) for each pair."""
-    pool = ReleasePairs(**configured("tasks/release_pairs", names=names))
+def pool_of(folder: str | None, names: list[str]) -> HarborDirectory | ReleasePairs:
+    """Task directories below `folder`; the release pairs when there is none."""
+    if folder is None:
+        return ReleasePairs(**configured("tasks/release_pairs", names=names))
+    pool = HarborDirectory(**configured("tasks/harbor", path=folder))
+    for problem in pool.problems():
+        raise problem
+    return pool
+
+
+def chosen(pool: HarborDirectory | ReleasePairs, names: list[str]) -> list[Task]:
+    """The tasks to grade; ends the program where there is none, or one has no reference."""
+    tasks = [task for task in pool.load() if isinstance(pool, ReleasePairs) or not names or task.id in names]
+    if not tasks:
+        sys.exit(f"no task is called {', '.join(names)}")
+    without = [task.id for task in tasks if task.reference is None]
+    if without:
+        sys.exit(f"no solution/files, so no reference to grade: {', '.join(without)}")
+    return tasks
+
+
+async def grade_all(
+    pool: HarborDirectory | ReleasePairs, names: list[str], repeat: int, console: Console
+) -> list[tuple[Task, list[Verdict], list[Verdict]]]:
+    """(task, verdicts of the reference, verdicts of the untouched base) for each task."""
     verifier = PytestVerifier(**configured("verify/pytest"))
     runtime = BubblewrapRuntime(**configured("sandbox/bubblewrap"))
     for problem in runtime.problems():
@@ -44,10 +68,11 @@ async def grade_all(names: list[str], repeat: int, console: Console) -> list[tup
     for image in (*pool.images(), verifier.toolchain()):
         await images.build(image, console.print)
     await pool.prepare(console.print)
+    tasks = chosen(pool, names)
     await runtime.start(images, "benchmark-grading")
     results = []
     try:
-        for task in pool.load():
+        for task in tasks:
             assert task.reference is not None
             verdicts: list[list[Verdict]] = [
                 [await verifier.grade(task, patch, runtime, images, f"{task.id}-{index}") for index in range(repeat)]
@@ -61,13 +86,17 @@ async def grade_all(names: list[str], repeat: int, console: Console) -> list[tup
 
 
 def main() -> None:
-    """Print the table; exit code 1 when a pair does not hold."""
+    """Print the table; exit code 1 when a task does not hold."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--repeat", type=int, default=1)
-    arguments.add_argument("names", nargs="*", help="pairs or packages; none: all")
+    arguments.add_argument("--tasks", metavar="FOLDER", help="your own task directories lie below FOLDER")
+    arguments.add_argument("names", nargs="*", help="pairs, packages or tasks; none: all")
     options = arguments.parse_args()
     console = Console(width=120)
-    results = asyncio.run(grade_all(options.names, options.repeat, console))
+    try:
+        results = asyncio.run(grade_all(pool_of(options.tasks, options.names), options.names, options.repeat, console))
+    except LegoError as error:
+        sys.exit(str(error))
     table = Table("task", "split", "tests", "reference", "base", "seconds (p50)")
     for task, good, bad in results:
         seconds = statistics.median(verdict.grade_s for verdict in (*good, *bad))

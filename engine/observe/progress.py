@@ -18,7 +18,7 @@ class ProgressView(Protocol):
         ...
 
     def phase(self, name: str, done: int, total: int, note: str) -> None:
-        """Show the current phase: `done` of `total`, and a short note."""
+        """Show the current phase: `done` of `total` (0: not counted), and a short note."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -48,7 +48,7 @@ class PlainProgress:
 
     def phase(self, name: str, done: int, total: int, note: str) -> None:
         with self._lock:
-            line = f"{name} {done}/{total}" + (f" · {note}" if note else "")
+            line = name + (f" {done}/{total}" if total else "") + (f" · {note}" if note else "")
             finished = done == total and line != self._line
             self._line = line
             if name != self._phase or finished or time.monotonic() - self._printed >= self._interval_s:

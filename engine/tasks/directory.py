@@ -37,7 +37,7 @@ class HarborDirectory:
 
     async def prepare(self, say: Say) -> None:
         """Nothing to build: the directories are the user's."""
-        say(f"tasks: {len(self._folders())} directories in {self.path}")
+        say(f"tasks: {len(self._folders())} in {self.path}")
 
     def load(self) -> tuple[Task, ...]:
         """All tasks, by name. Raises ConfigError that names file and key."""

@@ -64,7 +64,7 @@ class TrainJob:
         observer.start(layout)
         try:
             state.update("starting", steps=plan.steps)
-            observer.phase("starting sandboxes, inference and trainer", 0, 1, "")
+            observer.phase("starting sandboxes, inference and trainer", 0, 0, "")
             async with open_workbench(built, layout, images) as bench:
                 await _Loop(built, plan, bench, layout, state).run()
             summary = summarise(reader, state.wall_s)
@@ -111,7 +111,7 @@ class _Loop:
         self._state.update("rollout", step=step, policy_version=step)
         scored = await self._sample(step, "rollout", self._plan.trials(step, step))
         self._state.update("train")
-        self._observer.phase(f"step {step + 1}/{steps} train", 0, 1, "")
+        self._observer.phase(f"step {step + 1}/{steps} train", 0, 0, "")
         metrics = await self._optimiser.step(step, scored)
         self._state.update("sync", policy_version=step + 1)
         if self._schedule.validation_every and (step + 1) % self._schedule.validation_every == 0:
