@@ -26,18 +26,25 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command line; returns the exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal is gone, unless `nohup` has it ignored
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+            signal.signal(number, _interrupt)
     try:
         return run_command(arguments, execute)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("interrupted; the same command goes on", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of the output (`| head`) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _interrupt(*_: object) -> None:
+    """As Ctrl-C does, also where it is ignored: a script that starts a run with `&` has it so, and can still end it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.raise_signal(signal.SIGINT)
 
 
 def execute(composed: Composed) -> int:

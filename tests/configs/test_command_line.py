@@ -118,10 +118,11 @@ program.assemble = lambda composed: Built()
 sys.exit(program.main(["seed=1"]))
 """
 
+GOES_ON = "interrupted; the same command goes on"
 ENDINGS = {
     "done": ("return 0", 0, ""),
-    "interrupted": ("os.kill(os.getpid(), signal.SIGINT); await asyncio.sleep(60)", 130, "interrupted"),
-    "terminated": ("os.kill(os.getpid(), signal.SIGTERM); await asyncio.sleep(60)", 130, "interrupted"),
+    "interrupted": ("os.kill(os.getpid(), signal.SIGINT); await asyncio.sleep(60)", 130, GOES_ON),
+    "terminated": ("os.kill(os.getpid(), signal.SIGTERM); await asyncio.sleep(60)", 130, GOES_ON),
     "failed": ("raise RunError('the engine is gone')", 3, "the engine is gone"),
     "bad machine": ("raise ConfigError('a.port', 80, 'taken', 'free it')", 2, "a.port=80: taken; free it"),
 }
