@@ -1,6 +1,8 @@
 """`job=prepare`: build once on this machine what the configured run needs. Interrupted, it goes on where it stopped."""
 
 from engine.config.built import Built
+from engine.core.contracts import AuditedPool, ImageStore, Say
+from engine.core.errors import ConfigErrors
 from engine.observe.progress import make_progress
 from engine.run.workbench import check_machine, images_needed
 from engine.sandbox.images import DebianImageStore
@@ -22,6 +24,21 @@ class PrepareJob:
             progress.phase("images", len(needed), len(needed), "")
             await built.model.prepare(progress.say)
             await built.tasks.prepare(progress.say)
+            await _audit(built, images, progress.say)
             check_machine(built, images)
             progress.say(f"prepared: {len(built.tasks.load())} tasks, model {built.model.info().name}")
         return 0
+
+
+async def _audit(built: Built, images: ImageStore, say: Say) -> None:
+    """Let a pool that tries its tasks do so in this run's sandboxes, graded by this run's verifier."""
+    if not isinstance(built.tasks, AuditedPool) or not built.tasks.problems():
+        return
+    problems = built.sandbox.problems()
+    if problems:
+        raise ConfigErrors(problems)
+    await built.sandbox.start(images, f"prepare-{built.hash}")
+    try:
+        await built.tasks.audit(built.sandbox, images, built.verify, say)
+    finally:
+        await built.sandbox.stop()
