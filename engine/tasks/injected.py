@@ -21,7 +21,7 @@ from engine.tasks.mutator import Mutant
 def task_name(bug: Bug) -> str:
     """`bundle-module-line`, unique within a pool."""
     module = str(PurePosixPath(bug.module).with_suffix("")).removeprefix("src/").removesuffix("/__init__")
-    parts = [part for part in module.split("/") if part != bug.bundle]
+    parts = [part.removeprefix(f"{bug.bundle}_") for part in module.split("/") if part != bug.bundle]
     return re.sub(r"[^A-Za-z0-9.-]+", "-", "-".join([bug.bundle, *parts, str(bug.line)])).replace("--", "-")
 
 

@@ -45,11 +45,12 @@ _FILES = (
     "generated.py",
     "injected.py",
     "mutator.py",
-    "selection.py",
     "trials.py",
     "try_variants.py",
 )
-"""Files of this package that decide what a pool holds."""
+"""Files of this package that decide which bugs hold, and what their tasks are."""
+_ALL_FILES = (*_FILES, "selection.py")
+"""And those that decide which are chosen."""
 
 
 Graders = tuple[SandboxRuntime, ImageStore, Verifier]
@@ -148,7 +149,7 @@ class LaptopPool:
     def directory(self) -> Path:
         """Where the pool stands, or will."""
         numbers = [sorted(values.items()) for values in (self.real, self.generated)]
-        return cache_dir() / "tasks" / f"laptop-{self._digest(numbers, self.show_repairs)}"
+        return cache_dir() / "tasks" / f"laptop-{self._digest(_code(_ALL_FILES), numbers, self.show_repairs)}"
 
     # ---------------------------------------------------------------- steps
 
@@ -176,8 +177,7 @@ class LaptopPool:
             name = task_name(item.bug)
             file = kept / f"{name}.txt"
             if not file.is_file():
-                task = await asyncio.to_thread(self._draw_up, item, bundles[item.bug.bundle], folder)
-                _write_whole(file, await _grade(task, graders))
+                _write_whole(file, await _grade(self._draw_up(item, bundles[item.bug.bundle], folder), graders))
             answers[name] = file.read_text(encoding="utf-8")
             if len(answers) % 20 == 0:
                 say(f"tasks: {len(answers)} of {len(chosen)} graded")
@@ -237,7 +237,7 @@ class LaptopPool:
 
     def _digest(self, *more: object) -> str:
         (image,) = self.images()
-        facts = [_code(), repr(image), self.workdir, self.seed, self.test_timeout_s, *more]
+        facts = [_code(_FILES), repr(image), self.workdir, self.seed, self.test_timeout_s, *more]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -272,10 +272,10 @@ async def _side_by_side(jobs: Sequence[Callable[[], Awaitable[_Answer]]], width:
 
 
 @cache
-def _code() -> str:
-    """sha256 over the files that decide what a pool holds."""
+def _code(names: tuple[str, ...]) -> str:
+    """sha256 over files of this package."""
     package = resources.files("engine.tasks")
-    return hashlib.sha256(b"".join((package / name).read_bytes() for name in _FILES)).hexdigest()
+    return hashlib.sha256(b"".join((package / name).read_bytes() for name in names)).hexdigest()
 
 
 def _write_whole(file: Path, text: str) -> None:

@@ -6,8 +6,10 @@ function of bugs, numbers and seed. Refuses (`RunError`) numbers that the bugs c
 """
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from engine.core.errors import RunError
@@ -38,11 +40,21 @@ def select(bugs: Sequence[Bug], wanted: Wanted, seed: int) -> tuple[Chosen, ...]
 def _kind(kind: Kind, bugs: Sequence[Bug], wanted: Mapping[Split, int], seed: int) -> list[Chosen]:
     chance = random.Random(f"{seed}/{kind}")  # noqa: S311
     left = {split: wanted[split] for split in SPLITS}
+    given = Counter[tuple[str, Split]]()
     chosen: list[Chosen] = []
+
+    def need(split: Split, bundle: str) -> tuple[float, float]:
+        """The share that a split has of what it wants: from this bundle, then at all."""
+        return given[bundle, split] / wanted[split], 1 - left[split] / wanted[split]
+
     for unit in _turns([bug for bug in bugs if bug.kind == kind], chance):
-        split = max(SPLITS, key=lambda split: left[split] / max(1, wanted[split]))
+        bundle = unit[0].bundle
+        split = min((split for split in SPLITS if left[split]), key=partial(need, bundle=bundle), default=None)
+        if split is None:
+            break
         taken = unit[: min(PER_FUNCTION, left[split])]
         left[split] -= len(taken)
+        given[bundle, split] += len(taken)
         chosen += [Chosen(bug=bug, split=split) for bug in taken]
     short = {split: number for split, number in left.items() if number}
     if short:

@@ -23,8 +23,10 @@ class PrepareJob:
                 await images.build(spec, progress.say)
             progress.phase("images", len(needed), len(needed), "")
             await built.model.prepare(progress.say)
+            progress.phase("tasks", 0, 1, "")
             await built.tasks.prepare(progress.say)
             await _audit(built, images, progress.say)
+            progress.phase("tasks", 1, 1, "")
             check_machine(built, images)
             progress.say(f"prepared: {len(built.tasks.load())} tasks, model {built.model.info().name}")
         return 0
