@@ -4,6 +4,7 @@ Exit codes: 0 done, 2 bad configuration, 3 run failed, 130 interrupted. Errors a
 """
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -17,11 +18,15 @@ from engine.config.composed import Composed
 from engine.core.errors import ConfigError, LegoError
 
 INTERRUPTED = 130
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""What a disk says that takes no more; no defect of the program."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command line; returns the exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in (signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal is gone, unless `nohup` has it ignored
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         return run_command(arguments, execute)
     except ConfigError as error:
@@ -48,6 +53,10 @@ def execute(composed: Composed) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _DISK:
+            problem = f"{error.filename or 'a file'} cannot be written: {error.strerror}"
+            print(f"{problem}; once it can, the same command goes on", file=sys.stderr)
+            return LegoError.exit_code
         text = " ".join(str(error).split())
         print(f"{type(error).__name__}: {text} (a defect of the program; {_keep(built.directory)})", file=sys.stderr)
         return LegoError.exit_code
@@ -59,8 +68,12 @@ def _keep(directory: Path) -> str:
         traceback.print_exc()
         return "traceback above"
     file = directory / "logs" / "traceback.txt"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(traceback.format_exc())
+    try:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(traceback.format_exc())
+    except OSError:
+        traceback.print_exc()
+        return "traceback above"
     return f"traceback in {file}"
 
 

@@ -16,15 +16,34 @@ from typing import Any
 from engine.config.built import Built
 from engine.config.schemas import ROOT
 
-NOT_HASHED = ("run", "observe")
-"""Top-level keys that change where a run lies and what is seen of it, never its results."""
+NOT_HASHED = ("run", "job", "observe", "inference.port")
+"""Keys that change where a run lies, what is done with it, what is seen of it and how its parts talk, never its
+results: `job=show` names the directory that the run will have, and a port that is taken can be changed midway."""
+
+
+def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a resolved configuration that decides results; numbers are equal as written 1 and 1.0."""
+    plain: dict[str, Any] = _canonical(config)
+    for key in NOT_HASHED:
+        parent, _, name = key.rpartition(".")
+        holder = plain.get(parent) if parent else plain
+        if isinstance(holder, dict):
+            holder.pop(name, None)
+    return plain
 
 
 def configuration_hash(config: Mapping[str, Any]) -> str:
-    """sha256 (hex, 12 digits) of the resolved configuration without `NOT_HASHED`."""
-    decisive = {key: value for key, value in config.items() if key not in NOT_HASHED}
-    canonical = json.dumps(decisive, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    """sha256 (hex, 12 digits) of what is decisive."""
+    canonical = json.dumps(decisive(config), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [_canonical(child) for child in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def run_directory(config: Mapping[str, Any]) -> Path:

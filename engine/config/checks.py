@@ -51,12 +51,18 @@ def _training_takes_turns(config: Config) -> Iterator[ConfigError]:
 
 
 def _engine_has_weights(config: Config) -> Iterator[ConfigError]:
-    if (
-        _at(config, "job._target_") == "engine.run.jobs.train.TrainJob"
-        and config["inference"].get("probe", ...) is None
-    ):
+    engine = _at(config, "inference") or {}
+    if _at(config, "job._target_") == "engine.run.jobs.train.TrainJob" and engine.get("probe", ...) is None:
         problem = "this engine has no weights, so an update cannot be shown to have reached it"
         yield ConfigError("inference.probe", None, problem, "train with another engine, for example inference=vllm")
+
+
+def _log_probabilities_compare(config: Config) -> Iterator[ConfigError]:
+    top_p = _at(config, "proxy.top_p")
+    if top_p is not None and top_p < 1 and _at(config, "job._target_") == "engine.run.jobs.train.TrainJob":
+        problem = "captured log-probabilities would be over the nucleus, the trainer's over the whole vocabulary"
+        way_out = "set proxy.top_p=1.0 and lower proxy.temperature instead"
+        yield ConfigError("proxy.top_p", top_p, problem, way_out)
 
 
 def _budget_fits_context(config: Config) -> Iterator[ConfigError]:
@@ -90,6 +96,7 @@ RULES: tuple[Rule, ...] = (
     _partial_rollouts_are_stale,
     _training_takes_turns,
     _engine_has_weights,
+    _log_probabilities_compare,
     _budget_fits_context,
     _turn_fits_budget,
     _mini_batches_are_filled,

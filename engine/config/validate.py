@@ -4,6 +4,7 @@ Invariant: what passes holds no missing value, no unknown key, and no `_target_`
 slot. Nothing is imported or instantiated here.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
+from jsonschema.validators import extend
 
 from engine.config.composed import Composed
 from engine.config.nearest import nearest, suggestion
@@ -18,6 +20,14 @@ from engine.config.schemas import Registry, Schema, held_role, slot_role
 from engine.core.errors import ConfigError, ConfigErrors
 
 MISSING = "???"
+
+_Validator = extend(  # type: ignore[no-untyped-call]
+    Draft202012Validator,
+    # JSON Schema takes 1000.0 for an integer; a constructor, and `range`, do not
+    type_checker=Draft202012Validator.TYPE_CHECKER.redefine(
+        "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool)
+    ),
+)
 
 
 def validate(composed: Composed, registry: Registry) -> None:
@@ -66,7 +76,7 @@ class _Check:
 
     def node(self, value: Any, schema: Schema, key: str) -> None:
         """Check one value by its own schema, then each component that the schema says it holds."""
-        for error in Draft202012Validator(schema).iter_errors(value):
+        for error in _Validator(schema).iter_errors(value):
             self.errors.extend(_translate(error, key))
         self.slots(value, schema, key)
 
@@ -76,6 +86,9 @@ class _Check:
             self.component(value, role, key)
         elif value == MISSING:
             self.errors.append(_missing(key, f"{key}=VALUE ({_way_out(schema, key)})"))
+        elif isinstance(value, float) and not math.isfinite(value):
+            if not any(error.key == key for error in self.errors):  # no bound refuses NaN, and not all refuse inf
+                self.errors.append(ConfigError(key, value, "not a finite number", _way_out(schema, key)))
         elif isinstance(value, Mapping):
             properties = schema.get("properties", {})
             rest = schema.get("additionalProperties")

@@ -43,10 +43,11 @@ class ServerProcess:
         self._environment = {**os.environ, **environment}
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self, grace_s: float) -> None:
-        """Start it. `grace_s`: seconds between asking it to end and killing it."""
+    async def start(self, grace_s: float, folder: Path | None = None) -> None:
+        """Start it. `grace_s`: seconds between asking it to end and killing it; `folder` is removed at its end."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        supervisor = (sys.executable, str(Path(__file__).with_name("supervise.py")), str(grace_s), str(os.getpid()))
+        script = str(Path(__file__).with_name("supervise.py"))
+        supervisor = (sys.executable, script, str(grace_s), str(os.getpid()), str(folder or ""))
         with self.log.open("wb") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *supervisor,

@@ -1,13 +1,15 @@
-"""Runs one server and makes sure that nothing of it outlives its owner: `supervise.py GRACE_S COMMAND…`.
+"""Runs one server so that nothing of it outlives its owner: `supervise.py GRACE_S OWNER FOLDER COMMAND…`.
 
 Standard library only, run as a script. Invariant: when this process ends, so has every descendant of the command, also
 after the owner's `kill -9`: the kernel reports the owner's death, orphans are adopted here (sub-reaper), and the tree
-is killed until it is empty. It exits with the command's own status, and refuses to start for an owner already dead.
+is killed until it is empty; then FOLDER (the socket's; empty for none) is removed. It exits with the command's own
+status, and refuses to start for an owner already dead.
 """
 
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,7 +56,7 @@ def sweep() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    grace_s, owner, command = float(arguments[0]), int(arguments[1]), arguments[2:]
+    grace_s, owner, folder, command = float(arguments[0]), int(arguments[1]), arguments[2], arguments[3:]
     stopping = False
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 (signal handler)
@@ -79,6 +81,8 @@ def main(arguments: list[str]) -> int:
             child.wait(grace_s)
     status = child.poll()
     sweep()
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
     return 128 + signal.SIGKILL if status is None else status if status >= 0 else 128 - status
 
 

@@ -143,7 +143,7 @@ class VllmServer:
         address = f"http://127.0.0.1:{self.port}" if self.port is not None else "http://vllm"
         self._client = httpx.AsyncClient(base_url=address, transport=transport, trust_env=False)
         try:
-            await self._server.start(self.stop_grace_s)
+            await self._server.start(self.stop_grace_s, self._socket.parent if self._socket else None)
             await self._server.wait_until(self._healthy, self.start_timeout_s)
             await self._control("/init_weight_transfer_engine", {"init_info": {}})
         except BaseException:

@@ -65,13 +65,20 @@ class Observer:
             if name in metrics
         )
         self.say(f"step {record.step + 1}/{steps} done · {shown}")
-        correlation = metrics.get("alignment/pearson_r")
-        if correlation is not None and correlation < self.correlation_alarm:
-            writer.alert("correlation", {"step": record.step, "pearson_r": correlation})
-            self.say(
-                f"ALARM: rollout-to-trainer correlation {correlation:.4f} is below "
-                f"observe.correlation_alarm={self.correlation_alarm}"
-            )
+        parted = self._parted(record)
+        if parted:
+            writer.alert("correlation", {"step": record.step, "pearson_r": metrics.get("alignment/pearson_r")})
+            self.say(f"ALARM: rollout-to-trainer correlation {parted}")
+
+    def _parted(self, record: StepRecord) -> str:
+        """Why the correlation is an alarm; empty when it is none. One that is not defined shows no agreement."""
+        correlation = record.metrics.get("alignment/pearson_r")
+        if correlation is None:
+            tokens = record.metrics.get("alignment/tokens", 0.0)
+            return f"is not defined over {tokens:.0f} tokens: one side is constant" if tokens >= 2 else ""
+        if correlation < self.correlation_alarm:
+            return f"{correlation:.4f} is below observe.correlation_alarm={self.correlation_alarm}"
+        return ""
 
     def stop(self) -> None:
         """Stop showing; safe to call twice."""

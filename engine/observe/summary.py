@@ -51,7 +51,7 @@ def summarise(reader: Reader, wall_s: float) -> dict[str, Any]:
     stages: dict[str, list[float]] = {}
     for step in range(len(steps)):
         for split in ("train", "validation"):
-            for row in reader.rows(step, split):
+            for row in reader.rows(step, split, ("excluded", "termination", "timings")):
                 started += 1
                 if row["excluded"]:
                     excluded[row["termination"]] += 1

@@ -5,6 +5,7 @@ Consumes: the `Scored` of a step. Produces: metrics, a checkpoint. Waits for: th
 
 import asyncio
 import math
+import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ class Optimiser:
     """Owns the trainer's version: after step n it is n + 1, in the trainer, in the engine and on disk."""
 
     def __init__(self, built: Built, bench: Workbench, layout: Layout) -> None:
+        self._checkpoints_kept = built.schedule.checkpoints_kept
         self._advantage = built.algorithm.advantage
         self._bench = bench
         self._layout = layout
@@ -74,6 +76,18 @@ class Optimiser:
         """Save all that the next step depends on."""
         self._layout.checkpoints.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(self._bench.trainer.save, self._layout.checkpoint(version))
+        if self._checkpoints_kept is not None:
+            await asyncio.to_thread(self._prune, version - self._checkpoints_kept)
+
+    def _prune(self, last: int) -> None:
+        """Delete checkpoints up to version `last`; renamed first, so that a kill leaves none that looks whole."""
+        for version in range(last, 0, -1):
+            folder = self._layout.checkpoint(version)
+            if not folder.exists():
+                return
+            gone = folder.with_name(f".{folder.name}.gone")
+            folder.rename(gone)
+            shutil.rmtree(gone)
 
     async def _transfer(self, version: int) -> None:
         path = self._layout.scratch / f"weights-{version}.safetensors"

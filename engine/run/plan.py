@@ -59,6 +59,10 @@ class Plan:
         """Raise ConfigError when there is nothing to train on."""
         if self.steps > 0:
             return
+        if not self.training:
+            held_out = sorted(task.id for task in self.tasks)
+            problem = "all tasks of the pool are held out, so none is left to train on"
+            raise ConfigError("tasks.validation", held_out, problem, "hold fewer out, or add tasks")
         raise ConfigError(
             "schedule.prompts_per_step",
             self.schedule.prompts_per_step,

@@ -1,9 +1,10 @@
 """Runs the trials of one step.
 
 Consumes: planned trials. Produces: one `Scored` per trial, kept in the store the moment it is finished. Waits for: a
-free place (`concurrency`). Infrastructure failures are tried again, at most `max_attempts` times in all; each attempt
-has its own key and its own file. Trials that an earlier start of the same run finished are read, not run again. An
-engine that is gone for good ends the rollout: no retry can help.
+free place (`concurrency`). Infrastructure failures are tried again, at most `max_attempts` times by one start of the
+run; each attempt has its own key and its own file. Trials that an earlier start finished are read, not run again; those
+that it gave up are tried again, since a person may have mended the machine. An engine that is gone for good ends the
+rollout: no retry can help.
 """
 
 import asyncio
@@ -52,12 +53,15 @@ class Rollout:
         return [task.result() for task in running]
 
     async def _attempts(self, step: int, trial: Trial, on_done: OnDone, on_retry: OnRetry) -> Scored:
-        attempt = 0
+        attempt = tries = 0
         while True:
             tried = replace(trial, key=replace(trial.key, attempt=attempt))
-            scored = self._reader.trial(step, tried) or await self._fresh(step, tried)
+            scored = self._reader.trial(step, tried)
+            if scored is None:
+                scored = await self._fresh(step, tried)
+                tries += 1
             attempt += 1
-            if not scored.trajectory.termination.retryable or attempt >= self._schedule.max_attempts:
+            if not scored.trajectory.termination.retryable or tries >= self._schedule.max_attempts:
                 on_done(scored)
                 return scored
             on_retry(scored)

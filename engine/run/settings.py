@@ -26,11 +26,13 @@ class Schedule:
     concurrency: int
     """Trials in flight at a time."""
     max_attempts: int
-    """Tries per trial when infrastructure fails, the first included."""
+    """Tries per trial by one start of the run when infrastructure fails, the first included."""
     staleness_threshold: int
     """Weight versions that a trained token may lag behind; 0: rollouts and updates alternate."""
     partial_rollouts: bool
     """Whether trials go on across a weight update instead of being waited for."""
+    checkpoints_kept: int | None
+    """Newest checkpoints that stay on disk; None: all."""
     validation_every: int
     """Steps between validations."""
     validation_prompts: int | None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.core.contracts import Defense, Harness, ImageStore, Proxy, Sandbox, SandboxRuntime, Session, Verifier
-from engine.core.errors import EnvironmentFailure, GraderError, HarnessError, SandboxError
+from engine.core.errors import EnvironmentFailure, HarnessError, SandboxError
 from engine.core.records import (
     Finding,
     Patch,
@@ -74,7 +74,7 @@ async def run_trial(trial: Trial, shop: Workshop) -> Scored:
     notes = _Notes()
     try:
         trajectory = await _agent_phase(trial, shop, folder, notes)
-        if trajectory.termination.excluded or trajectory.patch is None:
+        if trajectory.patch is None:
             return Scored(trajectory=trajectory, verdict=None)
         return await _grade_phase(trajectory, trajectory.patch, shop, notes)
     finally:
@@ -95,15 +95,17 @@ async def _agent_phase(trial: Trial, shop: Workshop, folder: Path, notes: _Notes
             ending = Termination.SETUP_FAILED, str(failure)
         else:
             ending = await _converse(trial, harness, session, sandbox, notes)
-            if not ending[0].excluded:
-                patch, ending = await _extract(trial.task, shop, sandbox, folder, notes, ending)
+        # Before anything else: what the harness left running must not sample for it.
+        exchanges, segments, ended_by_proxy = await session.close()
+        ending = _reconcile(ending, ended_by_proxy, sampled=any(len(exchange.sampled_ids) for exchange in exchanges))
+        if sandbox is not None and not ending[0].excluded:
+            patch, ending = await _extract(trial.task, shop, sandbox, folder, notes, ending)
     finally:
         try:
-            exchanges, segments, ended_by_proxy = await session.close()
+            await session.close()
         finally:
             if sandbox is not None:
                 await _remove(sandbox, notes)
-    ending = _reconcile(ending, ended_by_proxy, sampled=any(len(exchange.sampled_ids) for exchange in exchanges))
     if exchanges and notes.launched_s is not None:
         notes.timings["first_request"] = max(0.0, exchanges[0].started_s - notes.launched_s)
     return Trajectory(
@@ -113,7 +115,7 @@ async def _agent_phase(trial: Trial, shop: Workshop, folder: Path, notes: _Notes
         termination=ending[0],
         reason=ending[1],
         timings=notes.timings,
-        patch=None if ending[0].excluded else patch,
+        patch=patch,
         findings=tuple(notes.findings),
     )
 
@@ -174,7 +176,7 @@ async def _converse(
         return harness.judge(result, report)
     except HarnessError as failure:
         return Termination.HARNESS_FAILED, str(failure)
-    except SandboxError as failure:
+    except EnvironmentFailure as failure:
         return Termination.SANDBOX_LOST, str(failure)
 
 
@@ -194,7 +196,7 @@ async def _extract(
             for defense in shop.defenses:
                 patch, seen = defense.extract(task, tree, patch)
                 notes.findings += seen
-    except SandboxError as failure:
+    except EnvironmentFailure as failure:
         return None, (Termination.SANDBOX_LOST, str(failure))
     return patch, ending
 
@@ -205,18 +207,16 @@ def _reconcile(
     """One termination from what the harness said and what the proxy knows.
 
     A broken engine excludes whatever the harness made of it. A limit that the proxy enforced explains a harness that
-    gave up on it. The agent's clock and memory, and a lost sandbox, are facts that no proxy limit changes. A harness
-    that completed without a single sampled token never met the policy.
+    gave up on it. The agent's clock and memory, and a lost sandbox, are facts that no proxy limit changes. A trial
+    without a single sampled token never met the policy: however it ended, that was not the policy's doing.
     """
     if ended_by_proxy is Termination.ENGINE_ERROR:
         return ended_by_proxy, f"the inference engine failed; the harness said: {ending[1]}"
     facts = (Termination.AGENT_TIMEOUT, Termination.AGENT_OOM, Termination.SETUP_FAILED, Termination.SANDBOX_LOST)
-    if ending[0] in facts:
-        return ending
-    if ended_by_proxy is not None:
-        return ended_by_proxy, f"ended by the proxy ({ended_by_proxy}); the harness said: {ending[1]}"
-    if not sampled:
-        return Termination.HARNESS_FAILED, f"no token was sampled; the harness said: {ending[1]}"
+    if ended_by_proxy is not None and ending[0] not in facts:
+        ending = ended_by_proxy, f"ended by the proxy ({ended_by_proxy}); the harness said: {ending[1]}"
+    if not sampled and not ending[0].excluded:
+        return Termination.HARNESS_FAILED, f"no token was sampled ({ending[0]}): {ending[1]}"
     return ending
 
 
@@ -225,7 +225,7 @@ async def _grade_phase(trajectory: Trajectory, patch: Patch, shop: Workshop, not
     try:
         with notes.stage("grade"):
             verdict = await shop.verifier.grade(trial.task, patch, shop.sandboxes, shop.images, f"{trial.key}-grade")
-    except (GraderError, SandboxError) as failure:
+    except EnvironmentFailure as failure:
         broken = replace(trajectory, termination=Termination.GRADER_FAILED, reason=str(failure))
         return Scored(trajectory=broken, verdict=None)
     return Scored(trajectory=trajectory, verdict=verdict)

@@ -1,12 +1,14 @@
 """Starts everything a run needs, in order, and stops it in reverse, whatever happens.
 
-Order: sandboxes → trainer → inference → proxy. What is missing on this machine is found before anything starts.
+Order: proxy (it serves nothing yet) → sandboxes → trainer and inference. What is missing on this machine is found
+before anything starts.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.config.built import Built
 from engine.core.contracts import ImageStore, Inference, Trainer
@@ -15,6 +17,9 @@ from engine.core.records import ImageSpec, ModelInfo
 from engine.run.trial import Workshop
 from engine.sandbox.images import DebianImageStore
 from engine.store.layout import Layout
+
+_GPUS = ("nvidia[0-9]*", "nvidiactl", "nvhost-ctrl-gpu", "dxg", "kfd")
+"""Device files of NVIDIA, Tegra, WSL and AMD drivers: seen without importing torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,9 @@ def check_machine(built: Built, images: ImageStore) -> None:
     errors: list[ConfigError] = []
     for component in (built.sandbox, built.inference, built.model, built.tasks):
         errors += component.problems()
+    if built.compute.device == "cuda" and not any(any(Path("/dev").glob(pattern)) for pattern in _GPUS):
+        way_out = "set compute.device=cpu, or run where a GPU is visible"
+        errors.append(ConfigError("compute.device", "cuda", "no GPU is visible on this machine", way_out))
     for harness in built.harnesses.values():
         errors += harness.problems(images)
     for key, spec in images_needed(built).items():
@@ -54,20 +62,18 @@ def check_machine(built: Built, images: ImageStore) -> None:
 
 @asynccontextmanager
 async def open_workbench(built: Built, layout: Layout, images: DebianImageStore) -> AsyncIterator[Workbench]:
-    """Start all components; on leaving, by success, error or cancellation, stop what was started."""
+    """Start all components; on leaving, by success, error or cancellation, stop what was started.
+
+    What fails while stopping is raised only where nothing else is: the first failure says what is wrong."""
     model = built.model.info()
+    problems: list[Exception] = []
     layout.scratch.mkdir(parents=True, exist_ok=True)
     layout.logs.mkdir(parents=True, exist_ok=True)
     try:
-        await built.sandbox.start(images, layout.root.name)
-        starting_trainer = asyncio.create_task(
-            asyncio.to_thread(built.train.start, model, built.algorithm, built.routing_replay, built.seed)
-        )
-        try:
-            await built.inference.start(model, layout.logs)
-        finally:
-            await starting_trainer
+        # First: it refuses a renderer or limits that do not fit the model in a second, an engine takes a minute.
         await built.proxy.start(model, built.inference)
+        await built.sandbox.start(images, layout.root.name)
+        await _start_trainer_and_engine(built, model, layout)
         yield Workbench(
             model=model,
             inference=built.inference,
@@ -85,11 +91,27 @@ async def open_workbench(built: Built, layout: Layout, images: DebianImageStore)
             ),
         )
     finally:
-        await asyncio.shield(_stop(built))
+        problems += await asyncio.shield(_stop(built))
+    for problem in problems:
+        raise problem
 
 
-async def _stop(built: Built) -> None:
-    """Stop in reverse; every `stop` is idempotent, so what never started is no special case."""
+async def _start_trainer_and_engine(built: Built, model: ModelInfo, layout: Layout) -> None:
+    """Both at once; when one fails, the other is not waited for longer than it must (a thread cannot be ended)."""
+    start = asyncio.to_thread(built.train.start, model, built.algorithm, built.routing_replay, built.seed)
+    trainer = asyncio.create_task(start)
+    engine = asyncio.create_task(built.inference.start(model, layout.logs))
+    try:
+        await asyncio.wait([trainer, engine], return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        engine.cancel()
+        await asyncio.gather(trainer, engine, return_exceptions=True)
+    trainer.result()
+    engine.result()
+
+
+async def _stop(built: Built) -> list[Exception]:
+    """Stop in reverse; every `stop` is idempotent, so what never started is no special case. Returns what failed."""
     problems: list[Exception] = []
     for component in (built.proxy, built.inference, built.sandbox):
         try:
@@ -97,5 +119,4 @@ async def _stop(built: Built) -> None:
         except Exception as problem:
             problems.append(problem)
     built.train.stop()
-    if problems:
-        raise problems[0]
+    return problems

@@ -65,7 +65,7 @@ def reap(owner: str | None) -> tuple[str, ...]:
     problems: list[str] = []
     with _ledger_lock():
         owners = [_owner_folder(owner)] if owner is not None else [path for path in _base().iterdir() if path.is_dir()]
-        for session in [path for folder in owners if folder.is_dir() for path in folder.iterdir()]:
+        for session in [path for folder in owners if folder.is_dir() for path in folder.iterdir() if path.is_dir()]:
             with _abandoned(session) as abandoned:
                 if abandoned:
                     names, trouble = _reap_session(session)

@@ -22,7 +22,7 @@ from engine.sandbox.ledger import Session, reap
 from engine.sandbox.rooms import HOME, Record, Room, Storage, dismantle, furnish
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_KEY = "sandbox._target_"
+_KEY = "sandbox"
 
 
 @dataclass(frozen=True, kw_only=True)

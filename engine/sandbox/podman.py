@@ -58,7 +58,7 @@ class PodmanRuntime(LocalRuntime):
         """As for every local runtime, and podman's own client."""
         found = list(super().problems())
         if importlib.util.find_spec("podman") is None:
-            found.append(ConfigError("sandbox._target_", self.label, "podman-py is missing", "pip install podman"))
+            found.append(ConfigError("sandbox", self.label, "podman-py is missing", "pip install podman"))
         return found
 
     async def _begin(self) -> None:

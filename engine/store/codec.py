@@ -76,6 +76,7 @@ def to_row(scored: Scored) -> Row:
         "verdict_findings": [] if verdict is None else [_finding_row(finding) for finding in verdict.findings],
         "exchanges": [_exchange_row(exchange) for exchange in trajectory.exchanges],
         "segments": [_segment_row(segment) for segment in trajectory.segments],
+        "routed": any(segment.routed_experts is not None for segment in trajectory.segments),
     }
 
 

@@ -5,21 +5,27 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.core.errors import RunError
 from engine.core.records import Split, TrialKey
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that a reader, or a restart after `kill -9`, sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write `data` to `path` so that a reader, or a restart after `kill -9`, sees the old file or the new one.
+
+    Raises RunError where the disk does not take it."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with draft.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with draft.open("wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}; once it can, the same command goes on") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +37,11 @@ class Layout:
     @property
     def config(self) -> Path:
         return self.root / "config.yaml"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that works here."""
+        return self.root / "lock"
 
     @property
     def state(self) -> Path:
@@ -78,6 +89,10 @@ class Layout:
     def routing(self, step: int, split: Split, key: TrialKey) -> Path:
         """Routed experts of one trial: a blob of the step, deleted once trained unless kept."""
         return self.root / "routing" / f"step={step:06d}" / f"{split}-{key}.npz"
+
+    def routings(self) -> list[Path]:
+        """One folder for each step whose routed experts are still there."""
+        return sorted((self.root / "routing").glob("step=*"))
 
     def checkpoint(self, version: int) -> Path:
         return self.checkpoints / f"version={version:06d}"

@@ -4,8 +4,9 @@ import json
 import os
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+from engine.core.errors import RunError
 from engine.store.layout import Layout, write_whole
 
 Phase = Literal["starting", "rollout", "train", "sync", "validation", "finished", "failed", "interrupted"]
@@ -26,6 +27,18 @@ class State:
     wall_s: float
 
 
+def read_state(layout: Layout) -> dict[str, Any] | None:
+    """The contents of `state.json`; None before the first start. Raises RunError when it is damaged."""
+    try:
+        state: dict[str, Any] = json.loads(layout.state.read_text())
+        return {"phase": str(state["phase"]), **state} | {name: float(state[name]) for name in ("started_s", "wall_s")}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        way_out = "delete it, no trial or weight depends on it, and the same command goes on"
+        raise RunError(f"{layout.state} is damaged ({error}); {way_out}") from error
+
+
 class StateFile:
     """Keeps `state.json` true over restarts: `wall_s` adds up the work of all of them."""
 
@@ -33,10 +46,8 @@ class StateFile:
         self._layout = layout
         self._begun = time.monotonic()
         now = time.time()
-        before: dict[str, float] = {}
-        if layout.state.exists():
-            before = json.loads(layout.state.read_text())
-        self._wall_before = float(before.get("wall_s", 0.0))
+        before = read_state(layout) or {"wall_s": 0.0, "started_s": now}
+        self._wall_before: float = before["wall_s"]
         self.state = State(
             phase="starting",
             reason="",
@@ -45,7 +56,7 @@ class StateFile:
             policy_version=0,
             pid=os.getpid(),
             heartbeat_s=now,
-            started_s=float(before.get("started_s", now)),
+            started_s=before["started_s"],
             wall_s=self._wall_before,
         )
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from engine.core.records import Scored, Split, StepRecord, TrialKey
+from engine.core.records import Scored, StepRecord
 from engine.store.codec import routing_arrays, to_row
 from engine.store.layout import Layout, write_whole
 from engine.store.schema import record_schema
@@ -38,9 +39,11 @@ class Writer:
             write_whole(self.layout.routing(step, trial.split, trial.key), buffer.getvalue())
         write_whole(self.layout.trial(step, trial.split, trial.key), _parquet("trial", to_row(scored)))
 
-    def forget_routing(self, step: int, split: Split, key: TrialKey) -> None:
-        """Delete a trial's routed experts: they are large, and useless once trained."""
-        self.layout.routing(step, split, key).unlink(missing_ok=True)
+    def forget_routing(self, step: int) -> None:
+        """Delete all routed experts up to a step, retried attempts' too: they are large, and useless once trained."""
+        for folder in self.layout.routings():
+            if int(folder.name.split("=")[1]) <= step:
+                shutil.rmtree(folder)
 
     def step(self, record: StepRecord) -> None:
         row = {

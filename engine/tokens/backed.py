@@ -25,6 +25,7 @@ class BackedRenderer:
         self._inner = inner
         self._tokenizer = tokenizer
         self._clean = without(tokenizer.special_texts)
+        self._think_end = tokenizer.convert_tokens_to_ids("</think>")
 
     def render(self, messages: Chat, tools: Tools) -> NDArray[np.int32]:
         return _array(self._ids(messages, tools))
@@ -53,12 +54,20 @@ class BackedRenderer:
     def parse(self, prompt: NDArray[np.int32], sampled: NDArray[np.int32], tools: Tools) -> ParsedTurn:
         ids = sampled.tolist()
         try:
-            parsed = self._inner.parse_response(ids, tools=list(tools) or None, prompt_ids=prompt.tolist())
-            decode = self._tokenizer.decode
-            return to_turn(parsed, bool(tools), self._clean, lambda start, end: decode(ids[start:end]))
+            turn = self._parse(prompt.tolist(), ids, tools)
+            if not turn.calls and not turn.content and self._think_end in ids:
+                # A call within the thinking and nothing after it: it is all that the model said, so it is meant.
+                within = self._parse(prompt.tolist(), ids[: ids.index(self._think_end)], tools)
+                turn = within if within.calls else turn
+            return turn
         except Exception:
             # A sampled turn can be anything (arguments nested a thousand deep); no parser of it may end a trial.
             return ParsedTurn(content=self._clean(self._tokenizer.decode(ids)), reasoning="", calls=())
+
+    def _parse(self, prompt: list[int], ids: list[int], tools: Tools) -> ParsedTurn:
+        parsed = self._inner.parse_response(ids, tools=list(tools) or None, prompt_ids=prompt)
+        decode = self._tokenizer.decode
+        return to_turn(parsed, bool(tools), self._clean, lambda start, end: decode(ids[start:end]))
 
     def token_texts(self, ids: NDArray[np.int32]) -> list[str]:
         return [self._tokenizer.decode([token]) for token in ids.tolist()]

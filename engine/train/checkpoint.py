@@ -69,7 +69,9 @@ def load_state(directory: Path, weights: Mapping[str, Any], expected: Mapping[st
         loaded = load_file(directory / _WEIGHTS)
         state: dict[str, Any] = torch.load(directory / _STATE, weights_only=True, map_location="cpu")
     except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
-        raise RunError(f"checkpoint {directory} cannot be read: {error}") from error
+        reason = " ".join(str(error).split())
+        way_out = "delete the folder, and the same command goes on from the checkpoint before it"
+        raise RunError(f"checkpoint {directory} cannot be read ({reason}); {way_out}") from error
     for key, value in expected.items():
         if meta.get(key) != value:
             raise RunError(f"checkpoint {directory} has {key} {meta.get(key)!r}, this run has {value!r}")

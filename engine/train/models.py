@@ -82,7 +82,8 @@ class TinyQwen3Moe:
                 way = "set it to a multiple of 32"
                 errors.append(ConfigError(f"model.{key}", value, "vLLM's CPU expert kernel needs multiples of 32", way))
         if not errors and not self.info().path.is_dir():
-            errors.append(ConfigError("model.name", self.name, "not built yet", "run: python -m engine job=prepare"))
+            way = "run the same command with job=prepare"
+            errors.append(ConfigError("model.name", self.name, "not built yet", way))
         return errors
 
     async def prepare(self, say: Say) -> None:

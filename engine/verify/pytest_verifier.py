@@ -14,7 +14,6 @@ import base64
 import json
 import random
 import secrets
-import tempfile
 import time
 import zlib
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from engine.core.contracts import ImageStore, Sandbox, SandboxRuntime
 from engine.core.errors import GraderError, PatchError
 from engine.core.records import ExecResult, Finding, ImageSpec, Mount, Patch, SandboxSpec, Task, Verdict
+from engine.core.temporary import temporary_folder
 from engine.verify.canaries import CanaryFile, make_canaries, without_canaries
 from engine.verify.judgement import judge, summary
 from engine.verify.report import Report, read_report
@@ -94,8 +94,8 @@ class PytestVerifier:
         """Grade in a sandbox of its own. Raises GraderError and SandboxError when there can be no verdict."""
         begun = time.monotonic()
         canaries = make_canaries(_test_folder(task), self.canary_files, random.SystemRandom())
-        with tempfile.TemporaryDirectory(prefix="lego-rl-grade-") as folder:
-            tree = Path(folder) / "tree"
+        with temporary_folder("grade") as folder:
+            tree = folder / "tree"
             try:
                 findings = await asyncio.to_thread(assemble, task, patch, canaries, tree)
             except PatchError as error:

@@ -28,6 +28,7 @@ REQUIRED = {
 }
 """What only the user can know, for the options that leave it open (`???`)."""
 APART = {
+    ("inference", "scripted"): ["job=prepare"],
     ("schedule", "paper"): ["job=show"],
     ("scale", "paper"): ["job=show"],
     ("schedule", "node"): ["job=show"],

@@ -311,7 +311,7 @@ async def test_a_large_body_within_the_limit_passes(checkpoint: Path) -> None:
 
 async def until(condition: Any) -> None:
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 (conditions of several kinds)
+        while not condition():
             await asyncio.sleep(0.005)
 
 

@@ -87,7 +87,7 @@ async def test_a_timeout_kills_the_whole_tree_and_nothing_else(sandbox: Containe
 
 async def test_a_cancelled_command_is_killed(sandbox: ContainedSandbox) -> None:
     running = asyncio.create_task(shell(sandbox, "touch begun; sleep 606"))
-    while await sandbox.read(f"{WORKDIR}/begun", 1) is None:  # noqa: ASYNC110
+    while await sandbox.read(f"{WORKDIR}/begun", 1) is None:
         await asyncio.sleep(0.01)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

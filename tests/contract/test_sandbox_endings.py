@@ -33,7 +33,7 @@ async def test_a_fork_bomb_leaves_the_sandbox_in_hand(sandbox: ContainedSandbox)
     assert result.timed_out
     assert (await shell(sandbox, "rm -f /tmp/full; echo alive | cat")).stdout == b"alive\n"
     await shell(sandbox, f'python3 -c "{bomb}" >/dev/null 2>&1 &')
-    while await sandbox.read("/tmp/full", 1) is None:  # noqa: ASYNC110
+    while await sandbox.read("/tmp/full", 1) is None:
         await asyncio.sleep(0.01)
     echo = await sandbox.exec(["/bin/echo", "still"], environment={}, cwd="/", timeout_s=60, stdin=b"")
     assert echo.stdout == b"still\n"  # the limit is the agent's, not the host's way in
@@ -76,7 +76,7 @@ async def test_kill_counts_what_outlived_the_last_command(sandbox: ContainedSand
 
 async def test_a_command_that_runs_when_the_sandbox_is_killed_says_so(sandbox: ContainedSandbox) -> None:
     running = asyncio.create_task(shell(sandbox, "touch begun; sleep 610"))
-    while await sandbox.read(f"{WORKDIR}/begun", 1) is None:  # noqa: ASYNC110
+    while await sandbox.read(f"{WORKDIR}/begun", 1) is None:
         await asyncio.sleep(0.01)
     await sandbox.kill()
     with pytest.raises(SandboxError, match="ended while a command ran"):

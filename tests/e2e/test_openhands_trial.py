@@ -26,8 +26,8 @@ from openhands_pieces import (
 from engine.core.errors import HarnessError
 from engine.core.records import Endpoint, Mount, Termination
 from engine.harness.condensers import SummarisingCondenser
-from engine.harness.launchers import openhands as launcher
-from engine.harness.openhands import RUNTIME
+from engine.harness.launchers import process
+from engine.harness.runtime import RUNTIME
 from engine.sandbox.images import DebianImageStore
 
 
@@ -130,7 +130,7 @@ async def test_an_agent_that_kills_its_harness_is_kept(tmp_path: Path) -> None:
 async def test_repeating_itself(tmp_path: Path) -> None:
     ended = await run_trial([shell("echo again", 1)], tmp_path)
     assert make_harness().judge(ended.result, ended.report)[0] is Termination.NO_PROGRESS
-    assert ended.result.exit_code == launcher.EXIT_STUCK
+    assert ended.result.exit_code == process.EXIT_NO_PROGRESS
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
 """Programs that adapters copy into sandboxes, where the harness's own interpreter runs them.
 
-Invariant: each is one self-contained file that imports the standard library and its harness alone, never `engine`.
+Invariant: each imports the standard library, its harness and `process` beside it, never anything else of `engine`.
 """

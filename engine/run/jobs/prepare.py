@@ -1,8 +1,11 @@
 """`job=prepare`: build once on this machine what the configured run needs. Interrupted, it goes on where it stopped."""
 
+import tempfile
+
 from engine.config.built import Built
 from engine.core.contracts import AuditedPool, ImageStore, Say
-from engine.core.errors import ConfigErrors
+from engine.core.errors import ConfigError, ConfigErrors
+from engine.core.paths import cache_dir
 from engine.observe.progress import make_progress
 from engine.run.workbench import check_machine, images_needed
 from engine.sandbox.images import DebianImageStore
@@ -13,6 +16,7 @@ class PrepareJob:
 
     async def run(self, built: Built) -> int:
         """Exit code 0 when the same configuration can run afterwards."""
+        _check_cache()
         images = DebianImageStore()
         with make_progress(built.observe.progress_interval_s) as progress:
             await built.sandbox.prepare(progress.say)
@@ -44,3 +48,14 @@ async def _audit(built: Built, images: ImageStore, say: Say) -> None:
         await built.tasks.audit(built.sandbox, images, built.verify, say)
     finally:
         await built.sandbox.stop()
+
+
+def _check_cache() -> None:
+    """Everything is built below the cache directory. Raises ConfigError where it cannot be written."""
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache_dir()):
+            pass
+    except OSError as error:
+        problem = f"the cache directory cannot be made or written ({error.strerror})"
+        raise ConfigError("LEGO_RL_CACHE", str(cache_dir()), problem, "set it to a folder to write to") from error

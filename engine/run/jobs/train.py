@@ -5,7 +5,6 @@ trials of the open step that were already finished, so none is lost and none is 
 """
 
 import asyncio
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from engine.core.errors import LegoError
 from engine.core.records import Scored, Trial
 from engine.observe.observer import Observer
 from engine.observe.summary import summarise
+from engine.run.directory import open_directory
 from engine.run.optimise import Optimiser
 from engine.run.plan import Plan, Sampling
 from engine.run.rollout import Rollout
@@ -46,13 +46,19 @@ class TrainJob:
             rollout=Sampling(temperature=built.proxy.temperature, top_p=built.proxy.top_p),
         )
         plan.check()
-        layout = _directory(built)
+        with open_directory(built) as layout:
+            return await self._work(built, plan, layout, images)
+
+    async def _work(self, built: Built, plan: Plan, layout: Layout, images: DebianImageStore) -> int:
+        """All steps that are left, in a directory that is this process's own."""
         reader, writer = Reader(layout), Writer(layout)
         previous = reader.state()
         if previous is not None and previous["phase"] == "finished":
             print(f"this run is finished; run.fresh=true starts it anew\n{layout.root}")
             return 0
-        writer.text("config.yaml", yaml.safe_dump(describe(built), sort_keys=False))
+        summarise(reader, 0.0)  # what is damaged in finished steps is told now, not after the last one
+        data = {task.id: task.fingerprint for task in plan.tasks}
+        writer.text("config.yaml", yaml.safe_dump({**describe(built), "data": data}, sort_keys=False))
         state = StateFile(layout)
         observer: Observer = built.observe
         observer.start(layout)
@@ -95,6 +101,7 @@ class _Loop:
     async def run(self) -> None:
         first = await self._optimiser.resume(self._reader.checkpoints())
         if first:
+            self._writer.forget_routing(first - 1)
             self._observer.say(f"resuming at step {first + 1}/{self._plan.steps} from checkpoint {first}")
         for step in range(first, self._plan.steps):
             await self._step(step)
@@ -117,7 +124,7 @@ class _Loop:
         record = self._optimiser.record(step, metrics)
         self._writer.step(record)
         await self._optimiser.checkpoint(step + 1)
-        self._forget_routing(step, scored)
+        self._writer.forget_routing(step)
         self._observer.step(record, steps, self._writer)
 
     async def _sample(self, step: int, name: str, trials: Sequence[Trial]) -> list[Scored]:
@@ -135,28 +142,7 @@ class _Loop:
             self._observer.say(f"trying {trajectory.trial.key} again: {trajectory.termination}: {trajectory.reason}")
 
         self._observer.trials(title, done, len(trials))
-        scored = await self._rollout.run(step, trials, show, tell)
-        if name == "validation":
-            self._forget_routing(step, scored)
-        return scored
-
-    def _forget_routing(self, step: int, scored: Sequence[Scored]) -> None:
-        for one in scored:
-            trial = one.trajectory.trial
-            self._writer.forget_routing(step, trial.split, trial.key)
-
-
-def _directory(built: Built) -> Layout:
-    """The run's directory; with `run.fresh` an earlier run of the same configuration is moved aside, never deleted."""
-    root: Path = built.directory
-    if built.fresh and root.exists():
-        count = 1
-        while (aside := root.with_name(f"{root.name}~{count}")).exists():
-            count += 1
-        root.rename(aside)
-        print(f"the earlier run is kept as {aside}", file=sys.stderr)
-    root.mkdir(parents=True, exist_ok=True)
-    return Layout(root=root)
+        return await self._rollout.run(step, trials, show, tell)
 
 
 def _report(root: Path, summary: Mapping[str, Any]) -> None:

@@ -50,6 +50,17 @@ CASES = {
         ["+engine.arguments.block=[1]"],
         ["engine.arguments.block=[1]: wrong type, a list; give a number or a string"],
     ),
+    "a whole number written as another": (
+        ["engine.threads=2e0"],
+        [f"engine.threads=2.0: wrong type, a number; {THREADS}"],
+    ),
+    "not a number": (
+        ["+engine.arguments.block=nan", "+engine.arguments.size=-inf"],
+        [
+            "engine.arguments.block=nan: not a finite number; give a number or a string",
+            "engine.arguments.size=-inf: not a finite number; give a number or a string",
+        ],
+    ),
     "out of range": (
         ["engine.threads=0"],
         [f"engine.threads=0: out of range; {THREADS}"],

@@ -10,7 +10,9 @@ CONFIG = {
     "experiment": "plain",
     "seed": 0,
     "run": {"root": "runs", "name": None, "fresh": False},
+    "job": {"_target_": "engine.run.jobs.train.TrainJob"},
     "observe": {"tensorboard": True},
+    "inference": {"port": None, "gb": 1},
     "train": {"learning_rate": 1e-6, "betas": [0.9, 0.999]},
 }
 
@@ -23,6 +25,8 @@ def test_hash_ignores_place_observation_and_order() -> None:
     same = [
         _changed(run={"root": "/elsewhere", "name": "x", "fresh": True}),
         _changed(observe={"tensorboard": False}),
+        _changed(job={"_target_": "engine.run.jobs.show.ShowJob"}),
+        _changed(inference={"port": 8000, "gb": 1.0}),
         dict(reversed(CONFIG.items())),
         _changed(train={"betas": [0.9, 0.999], "learning_rate": 0.000001}),
     ]
@@ -30,12 +34,16 @@ def test_hash_ignores_place_observation_and_order() -> None:
 
 
 def test_hash_changes_with_what_decides_results() -> None:
-    others = [_changed(seed=1), _changed(train={"learning_rate": 1e-6, "betas": [0.999, 0.9]})]
-    assert len({configuration_hash(config) for config in [CONFIG, *others]}) == 3
+    others = [
+        _changed(seed=1),
+        _changed(inference={"port": None, "gb": 1.5}),
+        _changed(train={"learning_rate": 1e-6, "betas": [0.999, 0.9]}),
+    ]
+    assert len({configuration_hash(config) for config in [CONFIG, *others]}) == 4
 
 
 def test_hash_is_the_same_tomorrow() -> None:
-    assert configuration_hash(CONFIG) == "32aea687300e"
+    assert configuration_hash(CONFIG) == "ed3fd966fd6a"
 
 
 def test_run_directory() -> None:

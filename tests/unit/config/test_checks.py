@@ -46,6 +46,13 @@ CASES = {
             "once yet; set schedule.staleness_threshold=0 and schedule.partial_rollouts=false"
         ],
     ),
+    "nucleus": (
+        {"proxy": {"top_p": 0.9}},
+        [
+            "proxy.top_p=0.9: captured log-probabilities would be over the nucleus, the trainer's over the whole "
+            "vocabulary; set proxy.top_p=1.0 and lower proxy.temperature instead"
+        ],
+    ),
     "context": (
         {"model.max_context": 999},
         [
@@ -97,6 +104,8 @@ def test_rule(case: str) -> None:
         {},
         {"schedule.staleness_threshold": 1, "schedule.partial_rollouts": True, "job": {"_target_": "other.Job"}},
         {"proxy": {}, "model": {}, "train": {}},
+        {"proxy": {"top_p": 1.0}},
+        {"proxy": {"top_p": 0.9}, "job": {"_target_": "other.Job"}},
     ],
 )
 def test_what_works_together_passes(changes: dict[str, Any]) -> None:

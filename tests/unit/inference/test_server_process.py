@@ -33,7 +33,9 @@ OWNER = """
 import asyncio, sys, pathlib
 from engine.inference.process import ServerProcess
 async def main():
-    await ServerProcess("s", [sys.executable, "-c", *sys.argv[2:]], {}, pathlib.Path(sys.argv[1])).start(0.1)
+    log, folder, *command = sys.argv[1:]
+    server = ServerProcess("s", [sys.executable, "-c", *command], {}, pathlib.Path(log))
+    await server.start(0.1, pathlib.Path(folder))
     await asyncio.sleep(600)
 asyncio.run(main())
 """
@@ -77,7 +79,9 @@ async def test_stop_leaves_nothing_of_a_server_that_will_not_go(tmp_path: Path) 
 
 def test_it_dies_with_its_owner(tmp_path: Path) -> None:
     daemon, main = tmp_path / "daemon", tmp_path / "main"
-    arguments = [str(tmp_path / "log"), STUBBORN, str(daemon), str(main)]
+    folder = tmp_path / "socket"
+    folder.mkdir()
+    arguments = [str(tmp_path / "log"), str(folder), STUBBORN, str(daemon), str(main)]
     owner = subprocess.Popen([sys.executable, "-c", OWNER, *arguments])
     try:
         until(lambda: written(daemon) and written(main))
@@ -85,7 +89,7 @@ def test_it_dies_with_its_owner(tmp_path: Path) -> None:
     finally:
         owner.send_signal(signal.SIGKILL)
         owner.wait()
-    until(lambda: gone(daemon) and gone(main))
+    until(lambda: gone(daemon) and gone(main) and not folder.exists())
 
 
 async def test_a_cancelled_stop_still_stops(tmp_path: Path) -> None:

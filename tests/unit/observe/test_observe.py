@@ -61,16 +61,27 @@ def test_summary_has_the_contract_keys(tmp_path: Path) -> None:
     assert summary["wall_s"] == 3.0
 
 
-def test_low_correlation_is_an_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("metrics", "alarm"),
+    [
+        ({"alignment/pearson_r": 0.5, "alignment/tokens": 9.0}, "0.5000 is below observe.correlation_alarm=0.99"),
+        ({"alignment/tokens": 9.0}, "is not defined over 9 tokens"),
+        ({"alignment/pearson_r": 0.999, "alignment/tokens": 9.0}, ""),
+        ({"alignment/tokens": 1.0}, ""),
+    ],
+)
+def test_a_correlation_that_is_low_or_undefined_is_an_alarm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], metrics: dict[str, float], alarm: str
+) -> None:
     layout = Layout(root=tmp_path)
     observer = Observer(tensorboard=True, progress_interval_s=10.0, correlation_alarm=0.99)
     observer.start(layout)
-    record = StepRecord(step=0, policy_version=1, metrics={"alignment/pearson_r": 0.5})
-    observer.step(record, 1, Writer(layout))
+    observer.step(StepRecord(step=0, policy_version=1, metrics=metrics), 1, Writer(layout))
     observer.stop()
     observer.stop()
-    assert len(list(layout.alerts.iterdir())) == 1
-    assert "ALARM" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert len(list(layout.alerts.glob("*"))) == ("ALARM" in shown) == bool(alarm)
+    assert alarm in shown
     assert len(list(layout.tensorboard.iterdir())) == 1
 
 

@@ -63,6 +63,12 @@ def test_a_pool_that_never_fills_a_batch_is_refused() -> None:
         plan(3).check()
 
 
+def test_a_pool_without_training_tasks_is_refused() -> None:
+    held_out = dataclasses.replace(plan(0), tasks=tasks(0, 2))
+    with pytest.raises(ConfigError, match=r"tasks\.validation=\['v0', 'v1'\]: all tasks of the pool are held out"):
+        held_out.check()
+
+
 def test_seeds_differ_by_any_part() -> None:
     assert derived_seed(0, "a", 1) == derived_seed(0, "a", 1)
     assert len({derived_seed(s, p, i) for s in (0, 1) for p in "ab" for i in range(5)}) == 20

@@ -116,6 +116,17 @@ async def test_what_is_finished_is_read_and_not_run_again(bench: Bench) -> None:
     assert [scored.trajectory.trial.key.attempt for scored in again] == [1, 0]
 
 
+async def test_what_infrastructure_cost_is_owed_again_after_a_restart(bench: Bench) -> None:
+    """A step whose trials were all lost to a full disk can go on once there is room."""
+    bench.endings |= {f"e0-t00-s0-a{attempt}": Termination.SETUP_FAILED for attempt in (0, 1)}
+    (given_up,) = await bench.run(0)
+    assert given_up.verdict is None
+    (scored,) = await bench.run(0)
+    assert scored.trajectory.trial.key.attempt == 2
+    assert scored.verdict is not None
+    assert len(bench.ran) == 3
+
+
 async def test_a_dead_engine_ends_the_rollout_and_costs_no_attempt(bench: Bench) -> None:
     bench.endings["e0-t00-s0-a0"] = Termination.ENGINE_ERROR
     bench.engine.reason = "vLLM ended by itself"

@@ -35,6 +35,14 @@ def test_nothing_to_reap_is_fine() -> None:
     assert reap(None) == () == reap("anybody")
 
 
+def test_a_stray_file_is_nobodys_session(cache: Path) -> None:
+    crash("one")
+    (folder,) = (path for path in (cache / "sandboxes").iterdir() if path.is_dir())
+    (folder / "stray").write_text("")
+    assert reap(None) == ("trial 1/a",)
+    assert [path.name for path in folder.iterdir()] == ["stray"]
+
+
 def test_a_dead_sessions_rooms_are_removed_by_owner_or_for_all(cache: Path) -> None:
     crash("one")
     crash("two")

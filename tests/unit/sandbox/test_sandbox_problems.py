@@ -34,7 +34,7 @@ def words(runtime: LocalRuntime) -> str:
 def test_an_absent_tool_is_named_with_its_package(make: type[LocalRuntime], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "find", lambda tool: None if tool == "catatonit" else f"/usr/bin/{tool}")
     problem = next(problem for problem in make(**SETTINGS).problems() if "catatonit" in str(problem))
-    assert problem.key == "sandbox._target_"
+    assert problem.key == "sandbox"
     assert problem.way_out == "apt-get install -y --no-install-recommends catatonit"
 
 

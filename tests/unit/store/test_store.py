@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.core.errors import AlignmentError
+from engine.core.errors import AlignmentError, RunError
 from engine.core.records import (
     Exchange,
     FileChange,
@@ -163,6 +163,93 @@ def test_damaged_routing_is_refused(tmp_path: Path) -> None:
     np.savez(blob.with_suffix(""), segment0=np.zeros((3, 2, 2), np.uint8))
     with pytest.raises(AlignmentError, match="3 rows for a segment of 5 tokens"):
         Reader(layout).trial(0, scored.trajectory.trial)
+
+
+def test_routing_is_forgotten_up_to_a_step_with_that_of_retried_attempts(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path)
+    writer = Writer(layout)
+    writer.forget_routing(0)
+    scored = a_scored(tmp_path)
+    trial = scored.trajectory.trial
+    for step, attempt, split in (
+        (0, 0, "train"),
+        (1, 0, "train"),
+        (1, 1, "train"),
+        (1, 0, "validation"),
+        (2, 0, "train"),
+    ):
+        key = dataclasses.replace(trial.key, attempt=attempt)
+        moved = dataclasses.replace(scored.trajectory, trial=dataclasses.replace(trial, key=key, split=split))
+        writer.trial(step, dataclasses.replace(scored, trajectory=moved))
+    writer.forget_routing(1)
+    assert [path.parent.name for path in tmp_path.glob("routing/*/*")] == ["step=000002"]
+    assert len(list(tmp_path.glob("*/step=*/*.parquet"))) == 5
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1", b"garbage" * 99])
+@pytest.mark.parametrize("what", ["trial", "routing"])
+def test_a_damaged_trial_is_named_with_the_way_out(tmp_path: Path, what: str, damage: bytes) -> None:
+    layout = Layout(root=tmp_path)
+    scored = a_scored(tmp_path)
+    Writer(layout).trial(0, scored)
+    trial = scored.trajectory.trial
+    file = layout.trial(0, "train", trial.key)
+    (file if what == "trial" else layout.routing(0, "train", trial.key)).write_bytes(damage)
+    with pytest.raises(
+        RunError, match=r"is damaged .*; delete it and the same command samples that trial again"
+    ) as told:
+        Reader(layout).trial(0, trial)
+    assert str(told.value).startswith(str(file))
+    assert "\n" not in str(told.value)
+    file.unlink()
+    assert Reader(layout).trial(0, trial) is None
+
+
+def test_a_trained_trial_whose_checkpoint_is_gone_is_sampled_again(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path)
+    for routed in (True, False):
+        scored = a_scored(tmp_path, routed=routed)
+        Writer(layout).trial(0, scored)
+        Writer(layout).forget_routing(0)
+        assert (Reader(layout).trial(0, scored.trajectory.trial) is None) is routed
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"phase": "finished"}', "\x00"])
+def test_a_damaged_state_is_named_with_the_way_out(tmp_path: Path, text: str) -> None:
+    layout = Layout(root=tmp_path)
+    layout.state.write_text(text)
+    with pytest.raises(RunError, match=r"state\.json is damaged .*; delete it, no trial or weight depends on it"):
+        Reader(layout).state()
+    with pytest.raises(RunError, match=r"state\.json is damaged"):
+        StateFile(layout)
+
+
+def test_a_damaged_step_is_named(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path)
+    Writer(layout).step(StepRecord(step=0, policy_version=1, metrics={}))
+    layout.step(0).write_bytes(b"")
+    with pytest.raises(RunError, match=r"step=000000\.parquet is damaged"):
+        Reader(layout).steps()
+
+
+def test_rows_read_only_what_is_asked_for(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path)
+    Writer(layout).trial(0, a_scored(tmp_path))
+    (row,) = Reader(layout).rows(0, "train", ("excluded", "timings"))
+    assert row == {"excluded": False, "timings": [("agent", 1.25)]}
+
+
+def test_only_folders_of_versions_are_checkpoints(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path)
+    for name in ("version=000002", "version=000001", "version=old", ".version=000003.x"):
+        (layout.checkpoints / name).mkdir(parents=True)
+    assert Reader(layout).checkpoints() == [1, 2]
+
+
+def test_a_disk_that_takes_nothing_is_no_defect(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"file/x cannot be written: File exists; once it can"):
+        write_whole(tmp_path / "file" / "x", b"")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

@@ -115,6 +115,25 @@ def test_parses_text_reasoning_and_parallel_calls(renderer: Renderer, encode: An
     assert (thought.content, thought.reasoning) == ("yes", "hm")
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-thinking"])
+@pytest.mark.parametrize("end", ["", "\n</think>\n\n"])
+def test_a_call_within_the_thinking_is_not_lost(checkpoint: Path, encode: Any, name: str, end: str) -> None:
+    turn = parsed(
+        load_renderer(model_info(checkpoint, name)), encode, f"<think>\nhm {call_text('ls')}{end}<|im_end|>", [TERMINAL]
+    )
+    call = ParsedCall(name="terminal", arguments='{"command": "ls"}', well_formed=True)
+    assert turn == ParsedTurn(content="", reasoning="hm", calls=(call,))
+
+
+def test_a_call_that_is_only_thought_of_stays_thought(renderer: Renderer, encode: Any) -> None:
+    for after, calls in ((call_text("pwd"), 1), ("No, I am done.", 0)):
+        text = f"<think>\nperhaps {call_text('ls')}\n</think>\n\n{after}<|im_end|>"
+        turn = parsed(renderer, encode, text, [TERMINAL])
+        assert len(turn.calls) == calls
+        assert call_text("ls") in turn.reasoning
+        assert all(call.arguments == '{"command": "pwd"}' for call in turn.calls)
+
+
 @pytest.mark.parametrize(
     ("block", "name", "arguments"),
     [

@@ -80,7 +80,7 @@ def test_every_setting_has_a_folder_of_its_own() -> None:
 
 def test_an_unbuilt_model_says_how_to_build_it(cache: Path) -> None:
     (error,) = TinyQwen3Moe(**SMALL).problems()
-    assert str(error) == "model.name='small': not built yet; run: python -m engine job=prepare"
+    assert str(error) == "model.name='small': not built yet; run the same command with job=prepare"
 
 
 def test_a_failed_build_leaves_nothing_and_names_the_setting(cache: Path) -> None:

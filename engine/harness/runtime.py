@@ -1,0 +1,80 @@
+"""Self-contained runtimes for harnesses written in Python, and how a launcher is started in one.
+
+A runtime is a Debian root with its own Python, mounted read-only; it is started through its own dynamic loader, so it
+needs nothing of the task's image and leaves nothing in the agent's shell (no PATH, PYTHONHOME or PYTHONPATH).
+"""
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from engine.core.contracts import ImageStore
+from engine.core.errors import ConfigError
+from engine.core.records import ImageSpec, Launch, Mount, Task
+
+RUNTIME = "/opt/agent"
+"""Where the runtime is mounted in every sandbox."""
+FOLDER = "/run/lego"
+"""Sandbox folder for launcher, settings and report; outside the repository and its tools' reach."""
+REPORT = f"{FOLDER}/report.json"
+_PACKAGES = ("python3", "python3-venv", "python3-pip", "ca-certificates")
+_LOADERS = {
+    "x86_64": ("x86_64-linux-gnu", "ld-linux-x86-64.so.2"),
+    "aarch64": ("aarch64-linux-gnu", "ld-linux-aarch64.so.1"),
+}
+"""Machine → Debian's multiarch folder and the dynamic loader in it."""
+
+
+def python_runtime(name: str, version: str, wanted: Sequence[str], packages: Sequence[str] = ()) -> ImageSpec:
+    """Debian trixie for its Python 3.13, with the Python packages `wanted` at one version.
+
+    All that they need is pinned too, as tried with them, where the project keeps a lock (`locks/NAME-VERSION.txt`).
+    `packages` are Debian packages beside Python's."""
+    pip = tuple(f"{package}=={version}" for package in wanted)
+    lock = resources.files("engine.harness").joinpath("locks", f"{name}-{version}.txt")
+    if lock.is_file():
+        lines = (line.strip() for line in lock.read_text(encoding="utf-8").splitlines())
+        pip += tuple(line for line in lines if line and not line.startswith("#"))
+    return ImageSpec(name=name, suite="trixie", packages=(*_PACKAGES, *packages), pip=pip)
+
+
+def runtime_mount(spec: ImageSpec, images: ImageStore) -> Mount:
+    return Mount(source=images.path(spec), target=RUNTIME)
+
+
+def runtime_problems(key: str, version: str, spec: ImageSpec, images: ImageStore) -> Sequence[ConfigError]:
+    """Why the runtime of the harness configured at `key` cannot be mounted; empty when it can."""
+    found = []
+    if platform.machine() not in _LOADERS:
+        found.append(ConfigError(key, platform.machine(), "no runtime for this machine", f"use {list(_LOADERS)}"))
+    if not (images.path(spec) / ".complete").is_file():
+        way_out = "run the same command with job=prepare"
+        found.append(ConfigError(f"{key}.version", version, "its runtime is not built", way_out))
+    return found
+
+
+def launch(launcher: str, settings: Mapping[str, Any], task: Task) -> Launch:
+    """Start module `launcher` of `engine.harness.launchers` with its settings, in the task's repository.
+
+    `settings` must be JSON; `runtime` and `instruction` are added to them."""
+    program, settings_path = f"{FOLDER}/launcher", f"{FOLDER}/settings.json"
+    multiarch, loader = _LOADERS[platform.machine()]
+    libraries, python = f"{RUNTIME}/usr/lib/{multiarch}", f"{RUNTIME}/usr/bin/python3"
+    start = (f"{libraries}/{loader}", "--argv0", python, "--library-path", libraries, python)
+    main = f"from launchers import {launcher}, process\n\nprocess.start({launcher})\n"
+    source = resources.files("engine.harness.launchers")
+    content = {"runtime": RUNTIME, "instruction": task.instruction, **settings}
+    return Launch(
+        command=(*start, "-I", "-B", program, settings_path),
+        environment={},
+        cwd=task.workdir,
+        files={
+            f"{program}/__main__.py": main.encode(),
+            f"{program}/launchers/__init__.py": b"",
+            f"{program}/launchers/process.py": source.joinpath("process.py").read_bytes(),
+            f"{program}/launchers/{launcher}.py": source.joinpath(f"{launcher}.py").read_bytes(),
+            settings_path: json.dumps(content).encode(),
+        },
+    )

@@ -1,0 +1,82 @@
+"""The run's directory at the start of a job: made or found, claimed, and shown to hold this very configuration.
+
+Refuses a directory that cannot be made, one in which another process works, and one that holds a run of another
+configuration (a `run.name` that is used again): its trials and weights are not this run's.
+"""
+
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from engine.config.built import Built
+from engine.config.bundle import decisive
+from engine.core.errors import ConfigError
+from engine.store.claim import claim
+from engine.store.layout import Layout
+
+
+@contextmanager
+def open_directory(built: Built) -> Iterator[Layout]:
+    """Hold the run's directory. With `run.fresh` an earlier run is moved aside first, never deleted.
+
+    Raises ConfigErrors."""
+    layout = Layout(root=built.directory)
+    with ExitStack() as held:
+        try:
+            if built.fresh and layout.root.is_dir():
+                _hold(layout, held)
+                _set_aside(layout.root)
+            layout.root.mkdir(parents=True, exist_ok=True)
+            _hold(layout, held)
+        except OSError as error:
+            problem = f"{layout.root} cannot be made or written ({error.strerror})"
+            raise ConfigError("run.root", str(layout.root.parent), problem, "name a folder to write to") from error
+        _check_same(built, layout)
+        shutil.rmtree(layout.scratch, ignore_errors=True)  # of a process that was killed
+        yield layout
+
+
+def _hold(layout: Layout, held: ExitStack) -> None:
+    holder = held.enter_context(claim(layout))
+    if holder:
+        problem = f"process {holder} is working in {layout.root}"
+        way_out = "wait for it or end it, or set run.name to run another beside it"
+        raise ConfigError("run.name", layout.root.name, problem, way_out)
+
+
+def _set_aside(root: Path) -> None:
+    count = 1
+    while (aside := root.with_name(f"{root.name}~{count}")).exists():
+        count += 1
+    root.rename(aside)
+    print(f"the earlier run is kept as {aside}", file=sys.stderr)
+
+
+def _check_same(built: Built, layout: Layout) -> None:
+    """Nothing is refused before the first start has written its configuration."""
+    if not layout.config.exists():
+        return
+    name, way_out = layout.root.name, "set another run.name, or run.fresh=true to set the earlier run aside"
+    try:
+        written = yaml.safe_load(layout.config.read_text())
+        there = decisive(written["configuration"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+        raise ConfigError("run.name", name, f"{layout.config} cannot be read", way_out) from error
+    here = decisive(built.config)
+    if there != here:
+        key, old, new = next(_differences(there, here, ""))
+        problem = f"{layout.root} holds a run with {key}={old!r}, this one has {new!r}"
+        raise ConfigError("run.name", name, problem, way_out)
+
+
+def _differences(old: Any, new: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in [*old, *(name for name in new if name not in old)]:
+            yield from _differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
+    elif old != new:
+        yield key, old, new

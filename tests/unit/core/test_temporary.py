@@ -1,0 +1,50 @@
+"""Temporary folders go with their maker, or with the next one of their kind."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from engine.core.temporary import temporary_folder
+
+MAKER = """
+import os, sys
+from engine.core.temporary import temporary_folder
+with temporary_folder("kind") as folder:
+    (folder / "tree").mkdir()
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+def test_it_goes_with_its_maker(base: Path) -> None:
+    with pytest.raises(ZeroDivisionError), temporary_folder("kind") as folder:
+        (folder / "file").write_text("")
+        raise ZeroDivisionError
+    assert list(base.iterdir()) == []
+
+
+def test_a_living_makers_folder_stays_and_a_dead_ones_goes(base: Path) -> None:
+    maker = subprocess.Popen([sys.executable, "-c", MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert maker.stdout is not None
+        theirs = Path(maker.stdout.readline().strip())
+        with temporary_folder("kind") as mine:
+            assert sorted(base.iterdir()) == sorted([mine, theirs])
+    finally:
+        maker.kill()
+        maker.communicate()
+    assert theirs.is_dir()
+    with temporary_folder("other"):
+        assert theirs.is_dir()
+    with temporary_folder("kind") as mine:
+        assert list(base.iterdir()) == [mine]

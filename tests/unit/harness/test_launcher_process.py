@@ -1,0 +1,160 @@
+"""What every launcher does around its harness, without one."""
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from engine.harness.launchers import process
+
+
+class Program:
+    """A harness that needs no package; `ending` is what its conversation returns or raises."""
+
+    IMPORT_ENVIRONMENT: ClassVar = {"WHILE_IMPORTING": "1"}
+
+    def __init__(self, ending: int | Exception = process.EXIT_FINISHED, known: int | None = None) -> None:
+        self.ending, self.known = ending, known
+        self.seen: list[dict[str, str]] = []
+
+    def prepare(self, settings: dict[str, Any]) -> str:
+        self.seen.append(dict(os.environ))
+        return "conversation"
+
+    def converse(self, conversation: str, settings: dict[str, Any], report: dict[str, Any]) -> int:
+        assert (conversation, settings["instruction"]) == ("conversation", "Fix it.")
+        self.seen.append(dict(os.environ))
+        if isinstance(self.ending, Exception):
+            raise self.ending
+        return self.ending
+
+    def exit_code_of(self, chain: Sequence[BaseException]) -> int | None:
+        return self.known
+
+
+@pytest.fixture
+def aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher changes its own process; here that is the test's."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(process.site, "addsitedir", lambda path: None)
+    monkeypatch.setattr(process.gc, "freeze", lambda: None)
+
+
+def run(program: Program, report: dict[str, Any]) -> int:
+    return process.run(program, {"runtime": "/opt/agent", "instruction": "Fix it."}, {"GIVEN": "1"}, report)
+
+
+@pytest.mark.usefixtures("aside")
+def test_the_conversation_has_the_given_environment_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    program, report = Program(process.EXIT_MAX_TURNS), {"error": ""}
+    assert run(program, report) == process.EXIT_MAX_TURNS
+    assert program.seen[0]["WHILE_IMPORTING"] == "1"
+    assert program.seen[1] == {"GIVEN": "1"}
+    assert capsys.readouterr().out == process.STARTED + "\n"
+
+
+def error_of(module: str) -> Exception:
+    return type("Foreign", (Exception,), {"__module__": module})("boom")
+
+
+@pytest.mark.usefixtures("aside")
+@pytest.mark.parametrize(
+    ("error", "known", "code"),
+    [
+        (OSError(errno.ENOSPC, "full"), process.EXIT_REFUSED, process.EXIT_OUT_OF_RESOURCES),
+        (error_of("litellm.exceptions"), process.EXIT_CONTEXT_OVERFLOW, process.EXIT_CONTEXT_OVERFLOW),
+        (error_of("litellm.exceptions"), None, process.EXIT_UNSERVED),
+        (error_of("httpx"), None, process.EXIT_UNSERVED),
+        (RuntimeError("boom"), None, process.EXIT_CRASHED),
+    ],
+)
+def test_endings_by_exception(error: Exception, known: int | None, code: int) -> None:
+    report = {"error": ""}
+    assert run(Program(error, known), report) == code
+    assert type(error).__name__ in report["error"]
+
+
+@pytest.mark.usefixtures("aside")
+def test_the_harnesss_own_words_come_before_the_exceptions() -> None:
+    report = {"error": "its own words"}
+    assert run(Program(RuntimeError("boom")), report) == process.EXIT_CRASHED
+    assert report["error"] == "its own words"
+
+
+def test_settings_are_read_once_and_their_file_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text('{"llm": {"api_key": "sk"}}')
+    assert process.take_settings(path)["llm"]["api_key"] == "sk"
+    assert not path.exists()
+
+
+def test_report_replaces_a_link_instead_of_following_it(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("untouched")
+    path = tmp_path / "report.json"
+    path.symlink_to(precious)
+    process.write_report(path, {"error": "x"})
+    assert precious.read_text() == "untouched"
+    assert not path.is_symlink()
+    assert json.loads(path.read_text()) == {"error": "x"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_report_that_cannot_be_written_is_said_and_does_not_raise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "gone" / "report.json"
+    process.write_report(path, {})
+    assert "no report" in capsys.readouterr().err
+    path.parent.mkdir()
+    (path.parent / f".report.json.{os.getpid()}").symlink_to(tmp_path / "elsewhere")
+    process.write_report(path, {})
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (OSError(errno.ENOSPC, "full"), True),
+        (BlockingIOError(errno.EAGAIN, "fork"), True),
+        (RuntimeError("can't start new thread"), True),
+        (OSError(errno.ENOENT, "gone"), False),
+        (RuntimeError("boom"), False),
+    ],
+)
+def test_spent_resources(error: Exception, expected: bool) -> None:
+    assert process.spent_resources(error) is expected
+
+
+def test_causes_are_followed() -> None:
+    inner = OSError(errno.ENOSPC, "full")
+    try:
+        try:
+            raise inner
+        except OSError as error:
+            raise RuntimeError("outer") from error
+    except RuntimeError as outer:
+        assert list(process.causes(outer)) == [outer, inner]
+
+
+def test_given_environment_is_that_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADDED_SINCE", "1")
+    given = process.given_environment()
+    assert given["PATH"]
+    assert "ADDED_SINCE" not in given
+
+
+def test_failure_at_set_up_is_a_crash_with_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "close_to_neighbours", lambda: None)
+    path = tmp_path / "settings.json"
+    path.write_text("no json")
+    assert process.main(Program(), path) == process.EXIT_CRASHED
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert content["exit_code"] == process.EXIT_CRASHED
+    assert content["error"].startswith("JSONDecodeError")

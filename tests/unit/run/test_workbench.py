@@ -1,0 +1,119 @@
+"""Components start in an order that refuses early, and all are stopped whatever happens."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.core.errors import RunError
+from engine.run.workbench import open_workbench
+from engine.store.layout import Layout
+
+PARTS = ("proxy", "sandbox", "inference", "train")
+
+
+class Part:
+    def __init__(self, name: str, log: list[str], fails: str) -> None:
+        self.name, self._log, self._fails = name, log, fails
+        self.pids = self.disk_mb = 1
+
+    def _do(self, what: str) -> None:
+        self._log.append(f"{what} {self.name}")
+        if self._fails == f"{what} {self.name}":
+            raise RunError(self._fails)
+
+
+class Async(Part):
+    async def start(self, *arguments: Any) -> None:
+        self._do("start")
+
+    async def stop(self) -> None:
+        self._do("stop")
+
+
+class Threaded(Part):
+    def start(self, *arguments: Any) -> None:
+        self._do("start")
+
+    def stop(self) -> None:
+        self._do("stop")
+
+
+def built(log: list[str], fails: str = "") -> Any:
+    parts: dict[str, Any] = {name: (Threaded if name == "train" else Async)(name, log, fails) for name in PARTS}
+    rest = dict.fromkeys(("algorithm", "routing_replay", "verify"))
+    stages = SimpleNamespace(stages=())
+    return SimpleNamespace(**parts, **rest, model=Model(), seed=0, harnesses={}, defense=stages)
+
+
+class Model:
+    def info(self) -> None: ...
+
+
+async def open_and_close(root: Path, log: list[str], fails: str = "") -> None:
+    async with open_workbench(built(log, fails), Layout(root=root), None):  # type: ignore[arg-type]
+        log.append("run")
+
+
+async def test_what_refuses_soonest_starts_first_and_all_is_stopped(tmp_path: Path) -> None:
+    log: list[str] = []
+    await open_and_close(tmp_path, log)
+    assert log[:2] == ["start proxy", "start sandbox"]
+    assert sorted(log[2:4]) == ["start inference", "start train"]
+    assert log[4:] == ["run", "stop proxy", "stop inference", "stop sandbox", "stop train"]
+
+
+@pytest.mark.parametrize("name", PARTS)
+async def test_a_start_that_fails_stops_everything(tmp_path: Path, name: str) -> None:
+    log: list[str] = []
+    with pytest.raises(RunError, match=f"start {name}"):
+        await open_and_close(tmp_path, log, f"start {name}")
+    assert "run" not in log
+    assert log[-4:] == ["stop proxy", "stop inference", "stop sandbox", "stop train"]
+
+
+class Forever(Async):
+    async def start(self, *arguments: Any) -> None:
+        await super().start()
+        try:
+            await asyncio.sleep(600)
+        finally:
+            self._log.append("start of inference ended")
+
+
+async def test_a_trainer_that_cannot_start_ends_the_engines_start(tmp_path: Path) -> None:
+    log: list[str] = []
+    made = built(log, "start train")
+    made.inference = Forever("inference", log, "")
+    with pytest.raises(RunError, match="start train"):
+        async with asyncio.timeout(60), open_workbench(made, Layout(root=tmp_path), None):  # type: ignore[arg-type]
+            raise AssertionError
+    assert log[-5:] == ["start of inference ended", "stop proxy", "stop inference", "stop sandbox", "stop train"]
+
+
+async def test_an_interrupted_start_stops_everything(tmp_path: Path) -> None:
+    log: list[str] = []
+    made = built(log)
+    made.inference = Forever("inference", log, "")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2), open_workbench(made, Layout(root=tmp_path), None):  # type: ignore[arg-type]
+            raise AssertionError
+    assert log[-5:] == ["start of inference ended", "stop proxy", "stop inference", "stop sandbox", "stop train"]
+
+
+async def test_what_fails_while_stopping_hides_no_failure(tmp_path: Path) -> None:
+    log: list[str] = []
+    with pytest.raises(ZeroDivisionError):
+        async with open_workbench(built(log, "stop sandbox"), Layout(root=tmp_path), None):  # type: ignore[arg-type]
+            raise ZeroDivisionError
+    assert log[-1] == "stop train"
+
+
+@pytest.mark.parametrize("name", ["proxy", "inference", "sandbox"])
+async def test_a_stop_that_fails_keeps_no_other_from_stopping(tmp_path: Path, name: str) -> None:
+    log: list[str] = []
+    with pytest.raises(RunError, match=f"stop {name}"):
+        await open_and_close(tmp_path, log, f"stop {name}")
+    assert log[-4:] == ["stop proxy", "stop inference", "stop sandbox", "stop train"]

@@ -1,0 +1,72 @@
+"""Exit codes of the command line: signals end a run in order, a full disk is no defect, a defect says where to look."""
+
+import errno
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine import __main__ as program
+from engine.core.errors import RunError
+
+WAITING = """
+import asyncio, sys
+from types import SimpleNamespace
+from engine import __main__ as program
+async def run(built):
+    print("ready", flush=True)
+    try:
+        await asyncio.sleep(600)
+    finally:
+        print("tidied", flush=True)
+program.assemble = lambda composed: SimpleNamespace(job=SimpleNamespace(run=run))
+program.run_command = lambda arguments, execute: execute(None)
+sys.exit(program.main([]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_run_in_order(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.communicate(timeout=60) == ("tidied\n", "interrupted\n")
+    assert process.returncode == program.INTERRUPTED
+
+
+def test_what_nohup_ignores_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: dict[int, object] = {signal.SIGHUP: signal.SIG_IGN, signal.SIGTERM: signal.SIG_DFL}
+    monkeypatch.setattr(program.signal, "getsignal", handlers.get)
+    monkeypatch.setattr(program.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(program, "run_command", lambda arguments, execute: 0)
+    assert program.main([]) == 0
+    assert handlers[signal.SIGHUP] is signal.SIG_IGN
+    assert handlers[signal.SIGTERM] is not signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (RunError("as told"), "as told"),
+        (OSError(errno.ENOSPC, "No space left on device", "/d/x"), "/d/x cannot be written: No space left on device;"),
+        (ZeroDivisionError("a\nb"), "ZeroDivisionError: a b (a defect of the program; traceback in "),
+    ],
+)
+def test_a_failed_run_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, line: str
+) -> None:
+    async def run(built: Any) -> int:
+        raise error
+
+    made = SimpleNamespace(job=SimpleNamespace(run=run), directory=tmp_path)
+    monkeypatch.setattr(program, "assemble", lambda composed: made)
+    assert program.execute(None) == 3  # type: ignore[arg-type]
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(line)
