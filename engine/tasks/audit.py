@@ -121,7 +121,7 @@ async def audit(bundle: Bundle, bench: Bench, seed: int) -> Audit:
             found += len(possible)
             chance = random.Random(f"{seed}/{bundle.name}/{work.module.path}")  # noqa: S311
             work.lines = _choose(work, possible, chance, rejected)
-        await _try(works, trials)
+        await _try(works, trials, bundle)
         bugs = await _confirm(works, trials, bundle, rejected)
     return Audit(
         bundle=bundle.name,
@@ -182,11 +182,26 @@ def _choose(
     return tuple(tuple(chance.sample(line, min(len(line), MUTANTS_PER_LINE))) for line in turns[:LINES_PER_MODULE])
 
 
-async def _try(works: Sequence[_Work], trials: Trials) -> None:
-    pairs = [(work, mutant) for work in works for line in work.lines for mutant in line]
-    runs = await trials.run([work.variant(mutant) for work, mutant in pairs], hash_seed=HASH_SEEDS[0], first=False)
-    for (work, mutant), tried in zip(pairs, runs, strict=True):
-        work.tried[mutant] = tried
+async def _try(works: Sequence[_Work], trials: Trials, bundle: Bundle) -> None:
+    """As many mutants of each line as a bug needs, and then the others of lines that may still give one."""
+    for number in (WRONG_REPAIRS + 1, MUTANTS_PER_LINE):
+        pairs = [
+            (work, mutant)
+            for work in works
+            for line in work.lines
+            if not any(mutant in work.tried for mutant in line) or _undecided(work, line, bundle)
+            for mutant in line[:number]
+            if mutant not in work.tried
+        ]
+        runs = await trials.run([work.variant(mutant) for work, mutant in pairs], hash_seed=HASH_SEEDS[0], first=False)
+        for (work, mutant), tried in zip(pairs, runs, strict=True):
+            work.tried[mutant] = tried
+
+
+def _undecided(work: _Work, line: Sequence[Mutant], bundle: Bundle) -> bool:
+    """Whether some mutant of the line was found out and yet it gave no bug."""
+    found_out = [mutant for mutant in line if mutant in work.tried and work.failing(mutant, work.tried[mutant])]
+    return bool(found_out) and not list(_bugs(work, line, bundle, Counter()))
 
 
 async def _confirm(works: Sequence[_Work], trials: Trials, bundle: Bundle, rejected: Counter[str]) -> tuple[Bug, ...]:
@@ -207,9 +222,9 @@ async def _confirm(works: Sequence[_Work], trials: Trials, bundle: Bundle, rejec
 
 def _bugs(work: _Work, line: Sequence[Mutant], bundle: Bundle, rejected: Counter[str]) -> Iterator[tuple[Mutant, Bug]]:
     """The first mutant of a line that makes a task, if there is one."""
-    tried = {mutant: work.tried[mutant] for mutant in line if work.tried[mutant].whole}
-    failing = {mutant: work.failing(mutant, run) for mutant, run in tried.items()}
-    rejected["mutant: hangs, dies or cannot be imported"] += len(line) - len(failing)
+    tried = {mutant: work.tried[mutant] for mutant in line if mutant in work.tried}
+    failing = {mutant: work.failing(mutant, run) for mutant, run in tried.items() if run.whole}
+    rejected["mutant: hangs, dies or cannot be imported"] += len(tried) - len(failing)
     rejected["mutant: no test fails"] += sum(not tests for tests in failing.values())
     killed = [mutant for mutant, tests in failing.items() if tests]
     for mutant in killed:

@@ -67,7 +67,7 @@ class LaptopPool:
         real: Mapping[str, int],
         generated: Mapping[str, int],
         show_repairs: bool,
-        test_timeout_s: float,
+        test_cpu_s: int,
         workers: int,
         image: Mapping[str, Any],
         workdir: str,
@@ -80,7 +80,7 @@ class LaptopPool:
         self.real = real
         self.generated = generated
         self.show_repairs = show_repairs
-        self.test_timeout_s = test_timeout_s
+        self.test_cpu_s = test_cpu_s
         self.workers = workers
         self.image = image
         self.workdir = workdir
@@ -232,12 +232,12 @@ class LaptopPool:
             workdir=self.workdir,
             memory_mb=self.memory_mb,
             cpus=self.cpus,
-            timeout_s=self.test_timeout_s,
+            cpu_s=self.test_cpu_s,
         )
 
     def _digest(self, *more: object) -> str:
         (image,) = self.images()
-        facts = [_code(_FILES), repr(image), self.workdir, self.seed, self.test_timeout_s, *more]
+        facts = [_code(_FILES), repr(image), self.workdir, self.seed, self.test_cpu_s, *more]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 

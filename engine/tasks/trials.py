@@ -27,6 +27,8 @@ _BATCH = 32
 """Runs a start of the runner, whose answer must fit what a sandbox keeps of a command's output."""
 _FIRST_FACTOR = 6
 """How much longer the first run may take: it compiles, and notes executed lines."""
+_WALL_FACTOR = 8
+"""Wall-clock seconds a processor second allowed: for tests that wait for ever."""
 _SLACK_S = 30.0
 _ARGUMENTS = ("-q", "--tb=short", "-p", "no:cacheprovider", "--import-mode=prepend", "--continue-on-collection-errors")
 _SITES = ("/usr/local/lib/{version}/dist-packages", "/usr/lib/python3/dist-packages")
@@ -50,8 +52,8 @@ class Bench:
     workdir: str
     memory_mb: int
     cpus: float
-    timeout_s: float
-    """Seconds that the tests of one run may take."""
+    cpu_s: int
+    """Processor seconds that the tests of one module may take: what else the machine does changes nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +127,8 @@ class Trials:
 
     async def _start(self, rounds: Sequence[Sequence[Variant]], hash_seed: int, first: bool) -> list[Mapping[str, Any]]:
         root, bench = self._bench.workdir, self._bench
-        timeout_s = bench.timeout_s * (_FIRST_FACTOR if first else 1)
+        cpu_s = bench.cpu_s * (_FIRST_FACTOR if first else 1)
+        requests = [_request(together, cpu_s, first) for together in rounds]
         spec = {
             "root": root,
             "toolchain": _TOOLCHAIN,
@@ -134,13 +137,13 @@ class Trials:
             "arguments": [*_ARGUMENTS, "-c", f"{_HOME}/pytest.ini", "--rootdir", root, "--confcutdir", root],
             "memory_mb": max(256, bench.memory_mb // 2),
             "keep_bytecode": first,
-            "variants": [_request(together, timeout_s, first) for together in rounds],
+            "variants": requests,
         }
         result = await self._sandbox.exec(
             ("/usr/bin/python3", "-s", "-S", f"{_HOME}/runner.py"),
             environment=_ENVIRONMENT | {"PYTHONHASHSEED": str(hash_seed)},
             cwd="/",
-            timeout_s=timeout_s * len(rounds) + _SLACK_S,
+            timeout_s=sum(request["wall_s"] for request in requests) + _SLACK_S,
             stdin=json.dumps(spec).encode(),
         )
         head, _, packed = result.stdout.decode("utf-8", "replace").rpartition("RESULT ")
@@ -160,7 +163,7 @@ def _rounds(variants: Sequence[Variant]) -> Iterator[list[int]]:
         yield [places[turn] for places in waiting.values() if turn < len(places)]
 
 
-def _request(together: Sequence[Variant], timeout_s: float, trace: bool) -> dict[str, Any]:
+def _request(together: Sequence[Variant], cpu_s: int, trace: bool) -> dict[str, Any]:
     alone = together[0] if len(together) == 1 else None
     return {
         "write": {path: text for variant in together for path, text in variant.write.items()},
@@ -168,7 +171,8 @@ def _request(together: Sequence[Variant], timeout_s: float, trace: bool) -> dict
         "select": [test for variant in together for test in variant.select],
         "most": alone.most if alone else 0,
         "trace": alone.module.path if alone and trace else "",
-        "timeout_s": timeout_s,
+        "cpu_s": cpu_s * len(together),
+        "wall_s": cpu_s * len(together) * _WALL_FACTOR,
     }
 
 

@@ -7,7 +7,7 @@ the unchanged tree may be kept; each written file gets a time of its own, so non
     stdin: one JSON object (`root`, `toolchain`, `sites`, `python_path`, `arguments`, `memory_mb`, `keep_bytecode`,
            `variants`)
     a variant: {"write": {path: text}, "tests": [file, …], "select": [id, …] or empty for all, "trace": path or "",
-                "most": failures after which the run stops, "timeout_s": seconds}
+                "most": failures after which the run stops, "cpu_s": processor seconds (whole), "wall_s": seconds}
     stdout: `RESULT PACKED`, a list with one object a variant, base64 of zlib of JSON:
             {"ended": "exited" | "timeout" | "died", "outcomes": {id: outcome}, "messages": {id: text},
              "broken": number of collection errors,
@@ -81,7 +81,7 @@ def watch(pytest: Any, spec: Any, variant: Any) -> Any:
     os.close(outlet)
     os.set_blocking(inlet, False)
     report, ended, status = bytearray(), "", None
-    deadline = time.monotonic() + variant["timeout_s"]
+    deadline = time.monotonic() + variant["wall_s"]
     while not ended:
         read(inlet, report, 0.02)
         done, status = os.waitpid(process, os.WNOHANG)
@@ -125,7 +125,7 @@ def inside(pytest: Any, spec: Any, variant: Any, outlet: int) -> None:
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(nothing, descriptor)
-        memory, seconds = spec["memory_mb"] << 20, int(variant["timeout_s"]) + 1
+        memory, seconds = spec["memory_mb"] << 20, variant["cpu_s"]
         for limit, value in (
             (resource.RLIMIT_AS, memory),
             (resource.RLIMIT_CPU, seconds),

@@ -65,7 +65,7 @@ async def test_bugs_that_hold_are_tasks_that_grade(tmp_path: Path, place: int) -
             workdir="/testbed",
             memory_mb=1024,
             cpus=1,
-            timeout_s=20,
+            cpu_s=20,
         )
         found = await audit(bundle, bench, 0)
         assert len(found.bugs) >= 3

@@ -30,9 +30,11 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def attempt(root: Path, *texts: str, timeout_s: float = 20, keep_bytecode: bool = False, **changes: Any) -> list[Any]:
+def attempt(
+    root: Path, *texts: str, cpu_s: int = 20, wall_s: float = 60, keep_bytecode: bool = False, **changes: Any
+) -> list[Any]:
     """Results of variants of module.py; an empty text stands for the module as it is."""
-    usual = {"tests": ["test_module.py"], "select": [], "most": 0, "trace": "", "timeout_s": timeout_s}
+    usual = {"tests": ["test_module.py"], "select": [], "most": 0, "trace": "", "cpu_s": cpu_s, "wall_s": wall_s}
     spec = {
         "root": str(root),
         "toolchain": str(Path(pytest.__file__).parents[1]),
@@ -66,9 +68,14 @@ def test_equally_long_variants_are_not_mistaken_for_kept_bytecode(root: Path) ->
 
 
 def test_a_variant_that_hangs_is_stopped_and_the_next_runs(root: Path) -> None:
-    hanging, good = attempt(root, "def value():\n    while True: pass\n", "", timeout_s=3)
-    assert (hanging["ended"], hanging["outcomes"]) == ("timeout", {})
+    busy, good = attempt(root, "def value():\n    while True: pass\n", "", cpu_s=2)
+    assert (busy["ended"], busy["outcomes"]) == ("died", {})
     assert good["ended"] == "exited"
+
+
+def test_a_variant_that_waits_for_ever_is_stopped(root: Path) -> None:
+    (waiting,) = attempt(root, "import time\n\ndef value():\n    time.sleep(999)\n", wall_s=3)
+    assert (waiting["ended"], waiting["outcomes"]) == ("timeout", {})
 
 
 def test_a_variant_that_eats_memory_fails_alone(root: Path) -> None:
