@@ -237,6 +237,17 @@ class TaskPool(Preparable, Protocol):
         ...
 
 
+@runtime_checkable
+class AuditedPool(Protocol):
+    """A pool that runs candidate tasks in sandboxes before it admits them: after `prepare`, within `job=prepare`."""
+
+    async def audit(self, runtime: SandboxRuntime, images: ImageStore, verifier: "Verifier", say: Say) -> None:
+        """Admit what holds, with the runtime started; goes on where an interrupted audit stopped.
+
+        Raises RunError when too few tasks hold."""
+        ...
+
+
 class Defense(Protocol):
     """One defence: it acts in one or more phases of a trial, fails closed, and says what it did."""
 

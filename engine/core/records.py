@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Split = Literal["train", "validation"]
+Split = Literal["warm_start", "train", "validation"]
+"""warm_start: only for transcripts that a model is first taught on; never rolled out in training."""
 
 
 # ---------------------------------------------------------------- tasks and images

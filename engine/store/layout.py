@@ -80,7 +80,7 @@ class Layout:
         return self.steps / f"step={step:06d}.parquet"
 
     def trials(self, step: int, split: Split) -> Path:
-        kind = "trajectories" if split == "train" else "validation"
+        kind = "trajectories" if split == "train" else split
         return self.root / kind / f"step={step:06d}"
 
     def trial(self, step: int, split: Split, key: TrialKey) -> Path:

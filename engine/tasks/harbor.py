@@ -78,11 +78,11 @@ class Draft:
 
 def write_task(draft: Draft, directory: Path) -> Path:
     """Write a new task directory; returns it."""
-    _write_tree(draft.repository, directory / "environment/repository")
-    _write_tree(draft.withheld, directory / "tests/files")
+    write_tree(draft.repository, directory / "environment/repository")
+    write_tree(draft.withheld, directory / "tests/files")
     changes = draft.reference.changes
     kept = {change.path: (change.after, change.executable) for change in changes if change.after is not None}
-    _write_tree(kept, directory / "solution/files")
+    write_tree(kept, directory / "solution/files")
     deleted = [change.path for change in changes if change.after is None]
     if deleted:
         (directory / "solution/deleted.txt").write_text("".join(f"{path}\n" for path in deleted), encoding="utf-8")
@@ -224,7 +224,8 @@ def _fingerprint(base: Tree, tests: Tree, instruction: str, grading: Grading, wo
 # ---------------------------------------------------------------- writing
 
 
-def _write_tree(tree: Tree, folder: Path) -> None:
+def write_tree(tree: Tree, folder: Path) -> None:
+    """Write files into a folder, making it where it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     for path, (data, executable) in tree.items():
         target = folder / path

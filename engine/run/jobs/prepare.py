@@ -3,7 +3,8 @@
 import tempfile
 
 from engine.config.built import Built
-from engine.core.errors import ConfigError
+from engine.core.contracts import AuditedPool, ImageStore, Say
+from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.paths import cache_dir
 from engine.observe.progress import make_progress
 from engine.run.workbench import check_machine, images_needed
@@ -29,9 +30,24 @@ class PrepareJob:
             await built.model.prepare(progress.say)
             progress.phase("preparing tasks", 0, 0, "")
             await built.tasks.prepare(progress.say)
+            await _audit(built, images, progress.say)
             check_machine(built, images)
             progress.say(f"prepared: {len(built.tasks.load())} tasks, model {built.model.info().name}")
         return 0
+
+
+async def _audit(built: Built, images: ImageStore, say: Say) -> None:
+    """Let a pool that tries its tasks do so in this run's sandboxes, graded by this run's verifier."""
+    if not isinstance(built.tasks, AuditedPool) or not built.tasks.problems():
+        return
+    problems = built.sandbox.problems()
+    if problems:
+        raise ConfigErrors(problems)
+    await built.sandbox.start(images, f"prepare-{built.hash}")
+    try:
+        await built.tasks.audit(built.sandbox, images, built.verify, say)
+    finally:
+        await built.sandbox.stop()
 
 
 def _check_cache() -> None:
