@@ -5,6 +5,7 @@ Exit codes: 0 done, 2 bad configuration, 3 run failed, 130 interrupted. Errors a
 
 import asyncio
 import errno
+import gc
 import os
 import signal
 import sys
@@ -85,4 +86,6 @@ def _keep(directory: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    gc.freeze()  # all is stopped and written; a last collection over torch's million objects would take seconds
+    sys.exit(code)
