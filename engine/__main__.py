@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from engine.config.assemble import assemble
 from engine.config.command import run_command
@@ -56,7 +57,7 @@ def execute(composed: Composed) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     try:
-        return asyncio.run(built.job.run(built))
+        return asyncio.run(_told(built.job.run(built)))
     except LegoError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -68,6 +69,17 @@ def execute(composed: Composed) -> int:
         text = " ".join(str(error).split())
         print(f"{type(error).__name__}: {text} (a defect of the program; {_keep(built.directory)})", file=sys.stderr)
         return LegoError.exit_code
+
+
+async def _told(work: Coroutine[Any, Any, int]) -> int:
+    """Do the work; say at once that an interruption was heard, since stopping all in order takes a while."""
+    job = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(job)
+    except asyncio.CancelledError:
+        print("stopping", file=sys.stderr, flush=True)
+        job.cancel()
+        return await job
 
 
 def _keep(directory: Path) -> str:

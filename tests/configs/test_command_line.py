@@ -118,7 +118,7 @@ program.assemble = lambda composed: Built()
 sys.exit(program.main(["seed=1"]))
 """
 
-GOES_ON = "interrupted; the same command goes on"
+GOES_ON = "stopping\ninterrupted; the same command goes on"
 ENDINGS = {
     "done": ("return 0", 0, ""),
     "interrupted": ("os.kill(os.getpid(), signal.SIGINT); await asyncio.sleep(60)", 130, GOES_ON),

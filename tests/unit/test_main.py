@@ -37,7 +37,7 @@ def test_a_signal_ends_a_run_in_order(number: signal.Signals) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    assert process.communicate(timeout=60) == ("tidied\n", "interrupted; the same command goes on\n")
+    assert process.communicate(timeout=60) == ("tidied\n", "stopping\ninterrupted; the same command goes on\n")
     assert process.returncode == program.INTERRUPTED
 
 
@@ -48,7 +48,7 @@ def test_a_run_that_a_script_started_in_the_background_can_be_ended() -> None:
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60) == ("tidied\n", "interrupted; the same command goes on\n")
+    assert process.communicate(timeout=60) == ("tidied\n", "stopping\ninterrupted; the same command goes on\n")
     assert process.returncode == program.INTERRUPTED
 
 
