@@ -5,7 +5,6 @@ Exit codes: 0 done, 2 bad configuration, 3 run failed, 130 interrupted. Errors a
 
 import asyncio
 import errno
-import gc
 import os
 import signal
 import sys
@@ -98,6 +97,4 @@ def _keep(directory: Path) -> str:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    gc.freeze()  # all is stopped and written; a last collection over torch's million objects would take seconds
-    sys.exit(code)
+    sys.exit(main(sys.argv[1:]))
