@@ -57,6 +57,8 @@ def execute(composed: Composed) -> int:
         return error.exit_code
     try:
         return asyncio.run(_told(built.job.run(built)))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     except LegoError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -73,6 +75,10 @@ def execute(composed: Composed) -> int:
 async def _told(work: Coroutine[Any, Any, int]) -> int:
     """Do the work; say at once that an interruption was heard, since stopping all in order takes a while."""
     job = asyncio.ensure_future(work)
+    told = asyncio.current_task()
+    if told is not None and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # asyncio turns SIGINT into a cancellation only where it is not ignored
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.cancel)
     try:
         return await asyncio.shield(job)
     except asyncio.CancelledError:
