@@ -312,6 +312,9 @@ class RoutingReplay(Protocol):
 class Trainer(Protocol):
     """Recomputes log-probabilities, replays routing, updates weights. Synchronous: call it from a worker thread."""
 
+    doing: str
+    """What a running step is at and how far it is, for a person; read from other threads."""
+
     def start(self, model: ModelInfo, algorithm: Algorithm, replay: RoutingReplay, seed: int) -> None: ...
 
     def step(self, batch: Batch) -> Mapping[str, Any]:

@@ -1,10 +1,11 @@
 """What a person sees of a run while it goes on: progress, TensorBoard, alarms. Reads records, changes nothing."""
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.core.records import Scored, StepRecord
-from engine.observe.progress import ProgressView, make_progress
+from engine.observe.progress import Note, ProgressView, Shown, make_progress
 from engine.store.layout import Layout
 from engine.store.writer import Writer
 
@@ -16,13 +17,14 @@ class Observer:
         self.tensorboard = tensorboard
         self.progress_interval_s = progress_interval_s
         self.correlation_alarm = correlation_alarm
+        self._shown: Shown | None = None
         self._progress: ProgressView | None = None
         self._board: Any = None
 
-    def start(self, layout: Layout) -> None:
-        """Begin to show; opens the TensorBoard file."""
-        self._progress = make_progress(self.progress_interval_s)
-        self._progress.__enter__()
+    def start(self, layout: Layout, beats: Sequence[Callable[[], None]] = ()) -> None:
+        """Begin to show; opens the TensorBoard file. `beats` are called about once a second, in a thread."""
+        self._shown = make_progress(self.progress_interval_s, beats)
+        self._progress = self._shown.__enter__()
         if self.tensorboard:
             from engine.observe.tensorboard import TensorBoard
 
@@ -33,18 +35,18 @@ class Observer:
         if self._progress is not None:
             self._progress.say(line)
 
-    def phase(self, name: str, done: int, total: int, note: str) -> None:
-        """Show the current phase."""
+    def phase(self, name: str, done: int, total: int, note: Note) -> None:
+        """Show the current phase; a note that is a function is asked whenever the phase is shown, also in a thread."""
         if self._progress is not None:
             self._progress.phase(name, done, total, note)
 
-    def trials(self, name: str, done: list[Scored], total: int) -> None:
-        """Show how far a rollout is; `done` holds the last attempt of each finished trial."""
-        kept = [scored.verdict.reward for scored in done if scored.verdict is not None]
-        note = f"kept {len(kept)}, excluded {len(done) - len(kept)}"
-        if kept:
-            note += f", reward {sum(kept) / len(kept):.2f}"
-        self.phase(name, len(done), total, note)
+    def trials(self, name: str, done: Sequence[Scored], total: int, running: Callable[[], str]) -> None:
+        """Show how far a rollout is; `done`: the last attempt of each finished trial, `running` tells of the others."""
+        rewards = [scored.verdict.reward for scored in done if scored.verdict is not None]
+        ended = [f"excluded {len(done) - len(rewards)}"] if len(rewards) < len(done) else []
+        if rewards:
+            ended.append(f"reward {sum(rewards) / len(rewards):.2f}")
+        self.phase(name, len(done), total, lambda: ", ".join(part for part in (running(), *ended) if part))
 
     def step(self, record: StepRecord, steps: int, writer: Writer) -> None:
         """Show a finished step, and raise an alarm where rollout and trainer part."""
@@ -82,9 +84,9 @@ class Observer:
 
     def stop(self) -> None:
         """Stop showing; safe to call twice."""
-        if self._progress is not None:
-            self._progress.__exit__(None, None, None)
-            self._progress = None
+        if self._shown is not None:
+            self._shown.__exit__(None, None, None)
+            self._shown = self._progress = None
         if self._board is not None:
             self._board.close()
             self._board = None

@@ -8,7 +8,7 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,15 @@ from numpy.typing import NDArray
 from engine.config.built import Built
 from engine.core.errors import RunError
 from engine.core.records import Batch, Group, Scored, StepRecord
+from engine.observe.trials import trial_metrics
 from engine.run.workbench import Workbench
 from engine.samples.alignment import check_batch, compare_batch
 from engine.samples.groups import make_groups
 from engine.samples.rows import make_batch
 from engine.store.layout import Layout
+
+Tell = Callable[[str], None]
+"""Hears what the optimiser does next."""
 
 
 class Optimiser:
@@ -33,17 +37,20 @@ class Optimiser:
         self._layout = layout
         self._probe_of_weights = built.inference.probe
 
-    async def resume(self, checkpoints: Sequence[int]) -> int:
+    async def resume(self, checkpoints: Sequence[int], tell: Tell) -> int:
         """Go on at the newest checkpoint; returns its version, 0 when there is none. Probes the engine either way."""
         version = checkpoints[-1] if checkpoints else 0
         if version:
+            tell(f"loading checkpoint {version}")
             await asyncio.to_thread(self._bench.trainer.load, self._layout.checkpoint(version))
-            await self._transfer(version)
-        await self._probe()
+            await self._transfer(version, tell)
+        await self._probe(tell)
         return version
 
-    async def step(self, step: int, scored: Sequence[Scored]) -> dict[str, float]:
-        """Update on the step's trials, move the weights into the engine and probe it. Returns flat metrics."""
+    async def step(self, step: int, scored: Sequence[Scored], tell: Tell) -> dict[str, float]:
+        """Update on the step's trials, move the weights into the engine and probe it. Returns flat metrics.
+
+        `tell` hears of what follows the update."""
         groups = make_groups(scored, self._advantage)
         batch = make_batch(groups, step=step, policy_version=step)
         counts = check_batch(groups, batch)
@@ -51,10 +58,11 @@ class Optimiser:
         result = dict(await asyncio.to_thread(self._bench.trainer.step, batch))
         trained = time.monotonic()
         agreement = _agreement(batch, result.pop("old_logprobs"))
-        await self._transfer(step + 1)
-        probed = await self._probe()
+        await self._transfer(step + 1, tell)
+        probed = await self._probe(tell)
         return {
             **_rewards(groups),
+            **trial_metrics(scored),
             "tokens/sampled": counts.sampled,
             "tokens/trained": counts.trained,
             **{name: float(value) for name, value in result.items()},
@@ -89,7 +97,8 @@ class Optimiser:
             folder.rename(gone)
             shutil.rmtree(gone)
 
-    async def _transfer(self, version: int) -> None:
+    async def _transfer(self, version: int, tell: Tell) -> None:
+        tell("moving the weights into the engine")
         path = self._layout.scratch / f"weights-{version}.safetensors"
         try:
             await asyncio.to_thread(self._bench.trainer.export, path)
@@ -97,7 +106,8 @@ class Optimiser:
         finally:
             path.unlink(missing_ok=True)
 
-    async def _probe(self) -> Mapping[str, float]:
+    async def _probe(self, tell: Tell) -> Mapping[str, float]:
+        tell("comparing engine and trainer")
         bench = self._bench
         if self._probe_of_weights is None:
             raise RunError("an engine without a probe cannot be trained: nothing would show that it has the weights")

@@ -8,8 +8,9 @@ rollout: no retry can help.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine.core.contracts import Inference
 from engine.core.errors import RunError
@@ -23,6 +24,18 @@ OnDone = Callable[[Scored], None]
 OnRetry = Callable[[Scored], None]
 
 
+@dataclass(kw_only=True)
+class _Running:
+    """Where a trial in flight is."""
+
+    begun: float
+    """Monotonic seconds."""
+    stage: str
+
+    def enter(self, stage: str) -> None:
+        self.stage = stage
+
+
 class Rollout:
     """Samples and grades trials."""
 
@@ -34,6 +47,15 @@ class Rollout:
         self._schedule = schedule
         self._reader = reader
         self._writer = writer
+        self._in_flight: dict[str, _Running] = {}
+
+    def running(self) -> str:
+        """How many trials are in flight, and where the oldest is; empty when there is none. For any thread."""
+        flight = list(self._in_flight.values())
+        if not flight:
+            return ""
+        oldest = min(flight, key=lambda one: one.begun)
+        return f"{len(flight)} running (oldest {time.monotonic() - oldest.begun:.0f} s in {oldest.stage})"
 
     async def run(self, step: int, trials: Sequence[Trial], on_done: OnDone, on_retry: OnRetry) -> list[Scored]:
         """The final attempt of each trial, in the order of `trials`.
@@ -67,7 +89,11 @@ class Rollout:
             on_retry(scored)
 
     async def _fresh(self, step: int, trial: Trial) -> Scored:
-        scored = await run_trial(trial, self._shop)
+        running = self._in_flight[str(trial.key)] = _Running(begun=time.monotonic(), stage="setup")
+        try:
+            scored = await run_trial(trial, self._shop, running.enter)
+        finally:
+            del self._in_flight[str(trial.key)]
         failure = self._inference.failure()
         # an attempt that only met a dead engine is not kept: the restarted run owes the trial all its attempts
         if not failure or scored.trajectory.termination is not Termination.ENGINE_ERROR:

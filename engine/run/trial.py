@@ -8,7 +8,7 @@ import asyncio
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,6 +53,8 @@ class Workshop:
 class _Notes:
     """What a trial gathers on its way."""
 
+    enter: Callable[[str], None]
+    """Hears of each stage that begins."""
     timings: dict[str, float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     launched_s: float | None = None
@@ -61,17 +63,18 @@ class _Notes:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         begun = time.monotonic()
+        self.enter(name)
         try:
             yield
         finally:
             self.timings[name] = time.monotonic() - begun
 
 
-async def run_trial(trial: Trial, shop: Workshop) -> Scored:
-    """Run one trial to its end and grade it."""
+async def run_trial(trial: Trial, shop: Workshop, enter: Callable[[str], None] = lambda _: None) -> Scored:
+    """Run one trial to its end and grade it. `enter` hears of each stage that begins."""
     shop.scratch.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{trial.key}-", dir=shop.scratch))
-    notes = _Notes()
+    notes = _Notes(enter=enter)
     try:
         trajectory = await _agent_phase(trial, shop, folder, notes)
         if trajectory.patch is None:

@@ -5,7 +5,7 @@ before anything starts.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +61,12 @@ def check_machine(built: Built, images: ImageStore) -> None:
 
 
 @asynccontextmanager
-async def open_workbench(built: Built, layout: Layout, images: DebianImageStore) -> AsyncIterator[Workbench]:
+async def open_workbench(
+    built: Built, layout: Layout, images: DebianImageStore, tell: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[Workbench]:
     """Start all components; on leaving, by success, error or cancellation, stop what was started.
+
+    `tell` hears what is being started or stopped.
 
     What fails while stopping is raised only where nothing else is: the first failure says what is wrong."""
     model = built.model.info()
@@ -71,9 +75,12 @@ async def open_workbench(built: Built, layout: Layout, images: DebianImageStore)
     layout.logs.mkdir(parents=True, exist_ok=True)
     try:
         # First: it refuses a renderer or limits that do not fit the model in a second, an engine takes a minute.
+        tell("starting the proxy")
         await built.proxy.start(model, built.inference)
+        tell("starting sandboxes")
         await built.sandbox.start(images, layout.root.name)
-        await _start_trainer_and_engine(built, model, layout)
+        tell("starting inference and trainer")
+        await _start_trainer_and_engine(built, model, layout, tell)
         yield Workbench(
             model=model,
             inference=built.inference,
@@ -91,16 +98,21 @@ async def open_workbench(built: Built, layout: Layout, images: DebianImageStore)
             ),
         )
     finally:
+        tell("stopping")
         problems += await asyncio.shield(_stop(built))
     for problem in problems:
         raise problem
 
 
-async def _start_trainer_and_engine(built: Built, model: ModelInfo, layout: Layout) -> None:
+async def _start_trainer_and_engine(
+    built: Built, model: ModelInfo, layout: Layout, tell: Callable[[str], None]
+) -> None:
     """Both at once; when one fails, the other is not waited for longer than it must (a thread cannot be ended)."""
     start = asyncio.to_thread(built.train.start, model, built.algorithm, built.routing_replay, built.seed)
     trainer = asyncio.create_task(start)
     engine = asyncio.create_task(built.inference.start(model, layout.logs))
+    trainer.add_done_callback(lambda _: None if engine.done() else tell("starting inference"))
+    engine.add_done_callback(lambda _: None if trainer.done() else tell("starting the trainer"))
     try:
         await asyncio.wait([trainer, engine], return_when=asyncio.FIRST_EXCEPTION)
     finally:

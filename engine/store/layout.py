@@ -72,6 +72,11 @@ class Layout:
         return self.root / "alerts"
 
     @property
+    def learning(self) -> Path:
+        """The learning report."""
+        return self.root / "reports" / "learning.html"
+
+    @property
     def scratch(self) -> Path:
         """Files that only a live run needs: weights on their way, staged trees."""
         return self.root / "scratch"

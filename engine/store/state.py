@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -40,11 +41,13 @@ def read_state(layout: Layout) -> dict[str, Any] | None:
 
 
 class StateFile:
-    """Keeps `state.json` true over restarts: `wall_s` adds up the work of all of them."""
+    """Keeps `state.json` true over restarts: `wall_s` adds up the work of all of them. Safe to call from threads."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._begun = time.monotonic()
+        self._written = float("-inf")
+        self._lock = threading.Lock()
         now = time.time()
         before = read_state(layout) or {"wall_s": 0.0, "started_s": now}
         self._wall_before: float = before["wall_s"]
@@ -66,11 +69,16 @@ class StateFile:
 
     def update(self, phase: Phase, **changes: object) -> None:
         """Write a new phase; `changes` are fields of State."""
-        self.state = replace(
-            self.state,
-            phase=phase,
-            heartbeat_s=time.time(),
-            wall_s=self.wall_s,
-            **changes,  # type: ignore[arg-type]
-        )
+        with self._lock:
+            self._write(replace(self.state, phase=phase, **changes))  # type: ignore[arg-type]
+
+    def beat(self, after_s: float) -> None:
+        """Write again that the run is alive, unless something was written within the last `after_s` seconds."""
+        with self._lock:
+            if time.monotonic() - self._written >= after_s:
+                self._write(self.state)
+
+    def _write(self, state: State) -> None:
+        self.state = replace(state, heartbeat_s=time.time(), wall_s=self.wall_s)
+        self._written = time.monotonic()
         write_whole(self._layout.state, (json.dumps(asdict(self.state), indent=2) + "\n").encode())

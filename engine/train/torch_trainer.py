@@ -87,6 +87,8 @@ class TorchTrainer:
         self.threads = threads
         self.reference_sha256 = ""
         """Fingerprint of the weights at the start of the run; set by `start`."""
+        self.doing = ""
+        """See `Trainer.doing`."""
         self._policy: Policy | None = None
         self._reference: Policy | None = None
         self._optimizer: Optimizer | None = None
@@ -178,8 +180,11 @@ class TorchTrainer:
 
         values: _RowValues = {}
         total, count = 0.0, 0
+        done = 0
         with torch.no_grad():
             for indices in self._plan(batch, rows):
+                self.doing = f"log-probabilities of row {done + 1} of {len(rows)}"
+                done += len(indices)
                 micro = collate(batch.rows, indices, replay=policy.shape.replay)
                 with policy.replaying(micro):
                     logprobs, entropies = policy.logprobs(micro, batch.temperature, entropy=entropy)
@@ -231,7 +236,10 @@ class TorchTrainer:
         # A row whose tokens all have weight 0 (clipped, or no advantage and no KL) cannot change the sum.
         acting = [index for index in rows if bool((weights[index] != 0).any())]
         gap = 0.0
+        done = 0
         for indices in self._plan(batch, acting):
+            self.doing = f"update {optimizer.updates + 1}, gradient of row {done + 1} of {len(acting)}"
+            done += len(indices)
             micro = collate(batch.rows, indices, replay=policy.shape.replay)
             with policy.replaying(micro):
                 logprobs, _ = policy.logprobs(micro, batch.temperature, entropy=False)

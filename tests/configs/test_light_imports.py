@@ -7,7 +7,18 @@ import sys
 import pytest
 from test_components import APART, OPTIONS, REQUIRED
 
-HEAVY = ("torch", "vllm", "megatron", "transformers", "ray", "podman", "tensorboard", "renderers", "tokenizers")
+HEAVY = (
+    "torch",
+    "vllm",
+    "megatron",
+    "transformers",
+    "ray",
+    "podman",
+    "tensorboard",
+    "renderers",
+    "tokenizers",
+    "plotly",
+)
 
 HELP = """
 import runpy, sys

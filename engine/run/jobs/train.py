@@ -5,7 +5,9 @@ trials of the open step that were already finished, so none is lost and none is 
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ import yaml
 
 from engine.config.built import Built
 from engine.config.bundle import describe
-from engine.core.errors import LegoError
+from engine.core.errors import LegoError, RunError
 from engine.core.records import Scored, Trial
+from engine.observe.learning import write_report
 from engine.observe.observer import Observer
+from engine.observe.progress import Note
 from engine.observe.summary import summarise
 from engine.run.directory import open_directory
 from engine.run.optimise import Optimiser
@@ -61,12 +65,17 @@ class TrainJob:
         writer.text("config.yaml", yaml.safe_dump({**describe(built), "data": data}, sort_keys=False))
         state = StateFile(layout)
         observer: Observer = built.observe
-        observer.start(layout)
+
+        def beat() -> None:
+            with suppress(RunError):  # a disk that takes no more is told by the job's own next write
+                state.beat(observer.progress_interval_s)
+
+        observer.start(layout, [beat])
         try:
             state.update("starting", steps=plan.steps)
-            observer.phase("starting sandboxes, inference and trainer", 0, 0, "")
-            async with open_workbench(built, layout, images) as bench:
+            async with open_workbench(built, layout, images, lambda what: observer.phase(what, 0, 0, "")) as bench:
                 await _Loop(built, plan, bench, layout, state).run()
+            await _write_report(layout, observer)
             summary = summarise(reader, state.wall_s)
             writer.json("summary.json", summary)
             state.update("finished")
@@ -97,9 +106,10 @@ class _Loop:
         self._observer: Observer = built.observe
         self._rollout = Rollout(bench.shop, bench.inference, built.schedule, self._reader, self._writer)
         self._optimiser = Optimiser(built, bench, layout)
+        self._trainer = bench.trainer
 
     async def run(self) -> None:
-        first = await self._optimiser.resume(self._reader.checkpoints())
+        first = await self._optimiser.resume(self._reader.checkpoints(), self._show)
         if first:
             self._writer.forget_routing(first - 1)
             self._observer.say(f"resuming at step {first + 1}/{self._plan.steps} from checkpoint {first}")
@@ -107,25 +117,44 @@ class _Loop:
             await self._step(step)
 
     async def _step(self, step: int) -> None:
-        steps = self._plan.steps
+        title = f"step {step + 1}/{self._plan.steps}"
+        begun = time.monotonic()
         self._state.update("rollout", step=step, policy_version=step)
         scored = await self._sample(step, "rollout", self._plan.trials(step, step))
+        rolled_out = time.monotonic() - begun
         self._state.update("train")
-        self._observer.phase(f"step {step + 1}/{steps} train", 0, 0, "")
-        metrics = await self._optimiser.step(step, scored)
+        self._show(f"{title} train", lambda: self._trainer.doing)
+        metrics = await self._optimiser.step(step, scored, lambda what: self._sync(f"{title} {what}"))
+        metrics["time/rollout_s"] = rolled_out
         self._state.update("sync", policy_version=step + 1)
-        if self._schedule.validation_every and (step + 1) % self._schedule.validation_every == 0:
-            self._state.update("validation")
-            held_out = await self._sample(step, "validation", self._plan.validation(step, step + 1))
-            rewards = [one.verdict.reward for one in held_out if one.verdict is not None]
-            if rewards:
-                metrics["validation/reward"] = sum(rewards) / len(rewards)
-                metrics["validation/trials"] = len(rewards)
+        validated = bool(self._schedule.validation_every) and (step + 1) % self._schedule.validation_every == 0
+        if validated:
+            metrics |= await self._validate(step)
         record = self._optimiser.record(step, metrics)
         self._writer.step(record)
+        self._show(f"{title} checkpoint")
         await self._optimiser.checkpoint(step + 1)
         self._writer.forget_routing(step)
-        self._observer.step(record, steps, self._writer)
+        self._observer.step(record, self._plan.steps, self._writer)
+        if validated:
+            await _write_report(self._layout, self._observer)
+
+    async def _validate(self, step: int) -> dict[str, float]:
+        begun = time.monotonic()
+        self._state.update("validation")
+        held_out = await self._sample(step, "validation", self._plan.validation(step, step + 1))
+        metrics = {"time/validation_s": time.monotonic() - begun}
+        rewards = [one.verdict.reward for one in held_out if one.verdict is not None]
+        if rewards:
+            metrics |= {"validation/reward": sum(rewards) / len(rewards), "validation/trials": len(rewards)}
+        return metrics
+
+    def _show(self, phase: str, note: Note = "") -> None:
+        self._observer.phase(phase, 0, 0, note)
+
+    def _sync(self, phase: str) -> None:
+        self._state.update("sync")
+        self._show(phase)
 
     async def _sample(self, step: int, name: str, trials: Sequence[Trial]) -> list[Scored]:
         """Run trials with a progress line for each attempt that ends."""
@@ -134,15 +163,23 @@ class _Loop:
 
         def show(scored: Scored) -> None:
             done.append(scored)
-            self._state.update(self._state.state.phase)
-            self._observer.trials(title, done, len(trials))
+            self._observer.trials(title, done, len(trials), self._rollout.running)
 
         def tell(scored: Scored) -> None:
             trajectory = scored.trajectory
             self._observer.say(f"trying {trajectory.trial.key} again: {trajectory.termination}: {trajectory.reason}")
 
-        self._observer.trials(title, done, len(trials))
+        self._observer.trials(title, done, len(trials), self._rollout.running)
         return await self._rollout.run(step, trials, show, tell)
+
+
+async def _write_report(layout: Layout, observer: Observer) -> None:
+    """A report that cannot be made is told and stops no run: all it shows is in the store, and `job=report` is left."""
+    observer.phase("writing the learning report", 0, 0, "")
+    try:
+        await asyncio.to_thread(write_report, layout)
+    except Exception as error:
+        observer.say(f"no learning report: {type(error).__name__}: {error}; try job=report job.runs=[{layout.root}]")
 
 
 def _report(root: Path, summary: Mapping[str, Any]) -> None:
@@ -158,7 +195,8 @@ def _report(root: Path, summary: Mapping[str, Any]) -> None:
         f"tokens       {summary['tokens']['sampled']} sampled, {summary['tokens']['trained']} trained",
         "stages       " + ", ".join(f"{name} {q['p50']:.2f} s" for name, q in summary["stages"].items()) + " (p50)",
         f"wall         {summary['wall_s']:.0f} s",
-        "look next    summary.json, config.yaml, trajectories/*/*.parquet, steps/*.parquet;",
+        f"look next    {Layout(root=root).learning}",
+        "             summary.json, config.yaml, trajectories/*/*.parquet, steps/*.parquet;",
         f"             tensorboard --logdir {root / 'tensorboard'}",
         str(root),
     ]

@@ -1,15 +1,12 @@
-"""Progress, summary and alarms from records alone."""
+"""Summary, alarms and what a rollout shows, from records alone."""
 
-import io
-import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from samples_cases import scored
 
-from engine.core.records import StepRecord
+from engine.core.records import StepRecord, Termination
 from engine.observe.observer import Observer
-from engine.observe.progress import PlainProgress, RichProgress
 from engine.observe.summary import slope_t, summarise
 from engine.store.layout import Layout
 from engine.store.reader import Reader
@@ -21,22 +18,6 @@ def test_slope_t_matches_a_known_regression() -> None:
     assert slope_t([1.0, 2.0, 2.0, 4.0]) == pytest.approx(0.9 / (0.35 / 5) ** 0.5)
     assert slope_t([1.0, 2.0]) is None
     assert slope_t([0.0, 0.0, 0.0]) is None
-
-
-def test_plain_progress_speaks_at_each_phase_and_in_long_silences() -> None:
-    stream = io.StringIO()
-    with PlainProgress(stream, interval_s=0.05) as progress:
-        progress.phase("rollout", 0, 4, "")
-        progress.phase("rollout", 1, 4, "kept 1")
-        deadline = time.monotonic() + 5
-        while stream.getvalue().count("\n") < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        progress.phase("rollout", 4, 4, "kept 4")
-        progress.phase("train", 0, 0, "")
-    lines = stream.getvalue().splitlines()
-    assert sum("rollout 1/4" in line for line in lines) >= 1
-    assert "rollout 4/4 · kept 4" in lines[-2]
-    assert lines[-1].endswith("train")
 
 
 def test_summary_has_the_contract_keys(tmp_path: Path) -> None:
@@ -85,14 +66,13 @@ def test_a_correlation_that_is_low_or_undefined_is_an_alarm(
     assert len(list(layout.tensorboard.iterdir())) == 1
 
 
-def test_bars_in_a_terminal() -> None:
-    stream = io.StringIO()
-    with RichProgress(Console(file=stream, force_terminal=True, width=100)) as progress:
-        progress.phase("step 1/2 rollout", 3, 16, "kept 3, excluded 0")
-        progress.say("trying e0-a-s0-a0 again: [sandbox] lost")
-        progress.phase("step 1/2 train", 0, 0, "")
-    shown = stream.getvalue()
-    assert "step 1/2 rollout" in shown
-    assert "3/16" in shown
-    assert "kept 3, excluded 0" in shown
-    assert "[sandbox] lost" in shown
+def test_a_rollout_shows_what_runs_and_what_was_earned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    observer = Observer(tensorboard=False, progress_interval_s=60.0, correlation_alarm=0.99)
+    observer.start(Layout(root=tmp_path))
+    lost = scored(None, "b", 0, termination=Termination.SANDBOX_LOST)
+    observer.trials("step 1/2 rollout", [], 3, lambda: "2 running (oldest 3 s in setup)")
+    observer.trials("step 1/2 rollout", [scored(1.0, "a", 0), scored(0.0, "a", 1), lost], 3, lambda: "")
+    observer.stop()
+    first, last = capsys.readouterr().err.splitlines()
+    assert "step 1/2 rollout 0/3 · 2 running (oldest 3 s in setup) | " in first
+    assert "step 1/2 rollout 3/3 · excluded 1, reward 0.50 | " in last

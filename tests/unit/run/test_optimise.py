@@ -27,6 +27,7 @@ class Bench:
 
     log: list[str] = dataclasses.field(default_factory=list)
     batches: list[Batch] = dataclasses.field(default_factory=list)
+    told: list[str] = dataclasses.field(default_factory=list)
     gap: float = 0.0
     fault: Exception | None = None
 
@@ -84,8 +85,9 @@ def a_step() -> list[Scored]:
 
 async def test_a_step_trains_then_moves_the_weights_then_probes(tmp_path: Path) -> None:
     bench = Bench(gap=1e-6)
-    metrics = await optimiser(bench, tmp_path).step(STEP, a_step())
+    metrics = await optimiser(bench, tmp_path).step(STEP, a_step(), bench.told.append)
     assert bench.log == ["step", "export", "update 4", "probe"]
+    assert bench.told == ["moving the weights into the engine", "comparing engine and trainer"]
     assert list((tmp_path / "scratch").iterdir()) == []
     assert metrics["tokens/sampled"] == metrics["tokens/trained"] == 3 * 10
     assert (metrics["trials/kept"], metrics["trials/excluded"]) == (3, 1)
@@ -107,7 +109,8 @@ async def test_trials_read_back_from_the_disk_train_the_same(tmp_path: Path) -> 
     back = [Reader(layout).trial(STEP, one.trajectory.trial) for one in fresh]
     bench = Bench()
     made = optimiser(bench, tmp_path)
-    metrics = [await made.step(STEP, fresh), await made.step(STEP, [one for one in back if one is not None])]
+    read = [one for one in back if one is not None]
+    metrics = [await made.step(STEP, some, bench.told.append) for some in (fresh, read)]
     assert_same(*bench.batches)
     for one in metrics:
         del one["time/train_s"], one["time/sync_s"]
@@ -134,22 +137,22 @@ def assert_same(left: Batch, right: Batch) -> None:
 
 async def test_a_run_goes_on_at_its_newest_checkpoint_with_the_engine_brought_up_to_it(tmp_path: Path) -> None:
     bench = Bench()
-    assert await optimiser(bench, tmp_path).resume([1, 2]) == 2
+    assert await optimiser(bench, tmp_path).resume([1, 2], bench.told.append) == 2
     assert bench.log == ["load version=000002", "export", "update 2", "probe"]
     bench.log.clear()
-    assert await optimiser(bench, tmp_path).resume([]) == 0
+    assert await optimiser(bench, tmp_path).resume([], bench.told.append) == 0
     assert bench.log == ["probe"]
 
 
 async def test_an_engine_that_cannot_be_probed_is_not_trained(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="without a probe"):
-        await optimiser(Bench(), tmp_path, probed=False).resume([])
+        await optimiser(Bench(), tmp_path, probed=False).resume([], print)
 
 
 async def test_weights_that_do_not_reach_the_engine_stop_the_run_and_leave_no_file(tmp_path: Path) -> None:
     bench = Bench(fault=WeightSyncError("no"))
     with pytest.raises(WeightSyncError):
-        await optimiser(bench, tmp_path).step(STEP, a_step())
+        await optimiser(bench, tmp_path).step(STEP, a_step(), bench.told.append)
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
@@ -157,7 +160,7 @@ async def test_a_step_of_excluded_trials_alone_trains_nothing_and_says_so(tmp_pa
     bench = Bench()
     lost = [scored(None, "a", sample, termination=Termination.SANDBOX_LOST) for sample in (0, 1)]
     with pytest.raises(NoTrainableToken, match="0 kept and 2 excluded"):
-        await optimiser(bench, tmp_path).step(STEP, lost)
+        await optimiser(bench, tmp_path).step(STEP, lost, bench.told.append)
     assert bench.log == []
 
 

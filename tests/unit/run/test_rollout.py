@@ -1,6 +1,8 @@
 """Retries are bounded and for infrastructure alone, what is finished is never run again, a dead engine ends it all."""
 
 import dataclasses
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,8 @@ class Bench:
     engine: Engine
     layout: Layout
     ran: list[str]
+    running: list[str]
+    """What the rollout said of the trials in flight, while each ran."""
     endings: dict[str, Termination]
     retried: list[str] = dataclasses.field(default_factory=list)
     finished: list[str] = dataclasses.field(default_factory=list)
@@ -76,16 +80,19 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     ran: list[str] = []
+    running: list[str] = []
     endings: dict[str, Termination] = {}
 
-    async def run_trial(trial: Trial, shop: Any) -> Scored:
+    async def run_trial(trial: Trial, shop: Any, enter: Callable[[str], None]) -> Scored:
         ran.append(str(trial.key))
+        enter("agent")
+        running.append(made.running())
         return ended(trial, endings.get(str(trial.key), Termination.AGENT_COMPLETED))
 
     monkeypatch.setattr(rollout, "run_trial", run_trial)
     layout, engine = Layout(root=tmp_path), Engine()
     made = Rollout(None, engine, SCHEDULE, Reader(layout), Writer(layout))  # type: ignore[arg-type]
-    return Bench(rollout=made, engine=engine, layout=layout, ran=ran, endings=endings)
+    return Bench(rollout=made, engine=engine, layout=layout, ran=ran, running=running, endings=endings)
 
 
 async def test_infrastructure_is_tried_again_within_bounds(bench: Bench) -> None:
@@ -140,9 +147,20 @@ async def test_a_dead_engine_ends_the_rollout_and_costs_no_attempt(bench: Bench)
 
 
 async def test_a_defect_passes_through_as_itself(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(trial: Trial, shop: Any) -> Scored:
+    async def broken(trial: Trial, shop: Any, enter: Any) -> Scored:
         raise ZeroDivisionError
 
     monkeypatch.setattr(rollout, "run_trial", broken)
     with pytest.raises(ZeroDivisionError):
         await bench.run(0, 1)
+
+
+async def test_it_tells_how_many_trials_run_and_where_the_oldest_is(bench: Bench) -> None:
+    assert bench.rollout.running() == ""
+    await bench.run(0, 1)
+    assert [re.sub(r"\d+ s", "N s", line) for line in bench.running] == ["1 running (oldest N s in agent)"] * 2
+    bench.endings["e0-t00-s2-a0"] = Termination.SANDBOX_LOST
+    bench.engine.reason = "gone"
+    with pytest.raises(RunError):
+        await bench.run(2)
+    assert bench.rollout.running() == ""

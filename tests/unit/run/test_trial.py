@@ -30,6 +30,7 @@ class Stand:
     by_proxy: Termination | None = None
     exchanges: tuple[Any, ...] = (SAMPLED,)
     log: list[str] = dataclasses.field(default_factory=list)
+    entered: list[str] = dataclasses.field(default_factory=list)
     name: str = "stand"
     max_turns: int = 3
     report_path: str = "/report"
@@ -127,7 +128,7 @@ class Stand:
             pids=1,
             disk_mb=1,
         )
-        return await run_trial(Trial(key=key, task=task, harness="stand", **planned), shop)
+        return await run_trial(Trial(key=key, task=task, harness="stand", **planned), shop, self.entered.append)
 
 
 @pytest.fixture
@@ -152,6 +153,7 @@ async def test_the_stages_follow_each_other_and_each_is_timed(stand: Stand) -> N
     order = ["setup", "create", "upload", "exec", "judge", "close", "kill", "download", "extract", "stop", "grade"]
     first = [stand.log.index(stage) for stage in order]
     assert first == sorted(first)
+    assert stand.entered == ["setup", "agent", "extract", "stop", "grade"]
     assert list(stand.scratch.iterdir()) == []
 
 

@@ -1,6 +1,7 @@
 """A run directory keeps a trial exactly, and a half-written file is no file."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -277,6 +278,18 @@ def test_steps_and_state(tmp_path: Path) -> None:
     assert state["phase"] == "finished"
     assert state["started_s"] == first.state.started_s
     assert state["wall_s"] >= first.state.wall_s
+
+
+def test_a_beat_writes_the_heartbeat_alone_and_only_when_it_is_due(tmp_path: Path) -> None:
+    state = StateFile(Layout(root=tmp_path))
+    state.update("rollout", step=4, policy_version=4)
+    before = (tmp_path / "state.json").read_bytes()
+    state.beat(3600.0)
+    assert (tmp_path / "state.json").read_bytes() == before
+    state.beat(0.0)
+    old, new = json.loads(before), json.loads((tmp_path / "state.json").read_text())
+    assert new["heartbeat_s"] > old["heartbeat_s"]
+    assert {**new, "heartbeat_s": 0, "wall_s": 0} == {**old, "heartbeat_s": 0, "wall_s": 0}
 
 
 def test_every_column_is_declared_with_a_description() -> None:

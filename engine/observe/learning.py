@@ -1,0 +1,99 @@
+"""`reports/learning.html`: whether a run learned, on one page that asks nothing of any other host.
+
+Made from the stores of one run, and of others whose curves are to stand beside its own, live or finished. Plotly's
+script stands in the page once; the page forbids its browser every request. Written whole or not at all.
+"""
+
+import html
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from engine.observe.curves import Curves, read_curves
+from engine.observe.figures import Figure, figures
+from engine.observe.headline import Table, headline, signed
+from engine.store.layout import Layout, write_whole
+
+_PAGE = Path(__file__).with_name("learning.html")
+
+
+def write_report(layout: Layout, beside: Sequence[Layout] = ()) -> Path:
+    """Write the report of a run, others beside it; returns its path. Raises RunError on a damaged file or full disk."""
+    layouts = (layout, *beside)
+    return write_page(layout, told_apart([read_curves(one) for one in layouts], layouts))
+
+
+def write_page(layout: Layout, runs: Sequence[Curves]) -> Path:
+    """Write the page about `runs` into the run of `layout`, the first of them; returns its path."""
+    write_whole(layout.learning, page(runs).encode())
+    return layout.learning
+
+
+def page(runs: Sequence[Curves]) -> str:
+    """The whole page; the first run is what it is about."""
+    from plotly.offline import get_plotlyjs
+
+    drawn = figures(runs)
+    written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    return Template(_PAGE.read_text()).substitute(
+        title=html.escape(f"Learning: {runs[0].name}"),
+        summary=html.escape(_summary(runs[0])),
+        written=written,
+        headline=_table(headline(runs)),
+        sections="\n".join(_section(figure) for figure in drawn),
+        tables="\n".join(_all_metrics(run) for run in runs),
+        figures=_script([asdict(figure) for figure in drawn]),
+        plotly=get_plotlyjs(),
+    )
+
+
+def _summary(run: Curves) -> str:
+    if not run.steps:
+        return "No step is finished yet."
+    if run.learned is None:
+        return "One step is finished; there is nothing to compare it with yet."
+    first, last = run.windows
+    steps = f"mean reward of the last {last} steps minus the first {first}"
+    return f"{signed(run.learned)} {steps}"
+
+
+def _section(figure: Figure) -> str:
+    title, caption = html.escape(figure.title), html.escape(figure.caption)
+    return f'<section><h2>{title}</h2><p>{caption}</p><div class="figure" id="{figure.id}"></div></section>'
+
+
+def _table(table: Table) -> str:
+    heads, rows = table
+    lines = [f"<tr>{''.join(_cells('th', heads))}</tr>"]
+    lines += [f"<tr>{''.join(_cells('th', row[:1]))}{''.join(_cells('td', row[1:]))}</tr>" for row in rows]
+    return f'<div class="wide"><table>{"".join(lines)}</table></div>'
+
+
+def _cells(tag: str, texts: Sequence[str]) -> Iterator[str]:
+    return (f"<{tag}>{html.escape(text)}</{tag}>" for text in texts)
+
+
+def _all_metrics(run: Curves) -> str:
+    """Every metric of every step: one row a metric, one column a step."""
+    heads = ["metric", *(str(record.step + 1) for record in run.steps)]
+    rows = [[name, *("" if value is None else f"{value:.6g}" for value in run.series(name))] for name in run.metrics()]
+    return f"<details><summary>{html.escape(run.name)}</summary>{_table((heads, rows))}</details>"
+
+
+def _script(value: Any) -> str:
+    """JSON that can stand inside a script element."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def told_apart(runs: Sequence[Curves], layouts: Sequence[Layout]) -> list[Curves]:
+    """Runs of one name carry their parent's folder too."""
+    names = [run.name for run in runs]
+    return [
+        run if names.count(run.name) == 1 else replace(run, name=f"{layout.root.resolve().parent.name}/{run.name}")
+        for run, layout in zip(runs, layouts, strict=True)
+    ]
