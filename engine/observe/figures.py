@@ -47,8 +47,18 @@ def figures(runs: Sequence[Curves]) -> list[Figure]:
         _metric(runs, "kl", "KL divergence from the start of the run", "nats per token", ("loss/kl",), _KL),
         _metric(runs, "clip", "Clipped sequences", "share of sequences", _CLIP, _CLIPPED),
         _metric(runs, "calls", "Tool calls", "share", _CALLS, _VALIDITY),
-        _metric(runs, "correlation", "Engine against trainer: correlation", "Pearson r", ("alignment/pearson_r",), _R),
-        _metric(runs, "gap", "Engine against trainer: largest gap", "|Δ log p|, nats", _GAPS, _GAP, type="log"),
+        _metric(
+            runs,
+            "correlation",
+            "Engine against trainer: correlation",
+            "Pearson r",
+            ("alignment/pearson_r",),
+            _R,
+            tickformat=".7f",
+        ),
+        _metric(
+            runs, "gap", "Engine against trainer: largest gap", "|Δ log p|, nats", _GAPS, _GAP, type="log", **_POWERS
+        ),
         _metric(runs, "tokens", "Tokens sampled and trained", "tokens", ("tokens/sampled", "tokens/trained"), _TOKENS),
         _stages(runs),
         _metric(runs, "parts", "Parts of a step", "seconds", _PARTS, _PART, type="log"),
@@ -60,6 +70,9 @@ _CLIP = ("clip_fraction/low", "clip_fraction/high")
 _CALLS = ("calls/valid", "calls/malformed", "calls/absent", "trials/empty_patch")
 _GAPS = ("alignment/max_abs_dlogp", "probe/max_abs_dlogp")
 _PARTS = ("time/rollout_s", "time/train_s", "time/sync_s", "time/validation_s")
+
+_POWERS = {"dtick": 1, "exponentformat": "power"}
+"""Of a logarithmic axis: one tick each power of ten."""
 
 _ENTROPY = "Mean over the tokens that were sampled, by the trainer's own distribution before the update."
 _KL = "Mean over trajectories of the mean over their tokens (k3 estimate), before each update."
@@ -117,7 +130,7 @@ def _held_out(runs: Sequence[Curves]) -> Figure:
             [_hover(step, one) for step, one in known],
             html.escape(run.name),
             index,
-            _look(index, index),
+            _look(index, index, index),
         )
         traces.append(trace | {"x": [step for step, _ in known], "error_y": bars})
     return Figure(
@@ -133,7 +146,7 @@ def _held_out(runs: Sequence[Curves]) -> Figure:
 def _metric(
     runs: Sequence[Curves], id_: str, title: str, unit: str, names: Sequence[str], caption: str, **y_axis: Any
 ) -> Figure:
-    """A curve per run and metric: the run gives colour and symbol, the metric the dash."""
+    """A curve per run and metric: the run gives colour and symbol, the metric the dash; of one run the metric all."""
     traces = []
     for index, run in enumerate(runs):
         for line, name in enumerate(names):
@@ -142,16 +155,15 @@ def _metric(
                 continue
             hover = [f"step {step}<br>{name} {_text(value, '.7g')}" for step, value in enumerate(values, 1)]
             label = html.escape(run.name) if len(names) == 1 else f"{html.escape(run.name)}: {name}"
+            look = _look(index, index, index if len(names) == 1 else line)
             if len(runs) == 1:
-                label, look = name, _look(line, line)
-            else:
-                look = _look(index, line)
+                label, look = name, _look(line, line, line)
             traces.append(_trace(values, hover, label, index, look))
     return Figure(id=id_, title=title, caption=caption, y_title=unit, traces=traces, y_axis=y_axis)
 
 
 def _stages(runs: Sequence[Curves]) -> Figure:
-    """Medians with a whisker up to the 90th percentile; a stage gives the colour, the run the dash."""
+    """Medians with a whisker up to the 90th percentile; the stage gives colour and symbol, the run the dash."""
     traces = []
     names = sorted({name for run in runs for name in run.metrics() if name.startswith("stages/")})
     stages = [name.removeprefix("stages/").removesuffix("_p50_s") for name in names if name.endswith("_p50_s")]
@@ -165,7 +177,7 @@ def _stages(runs: Sequence[Curves]) -> Figure:
                 for step, (low, high) in enumerate(zip(middle, upper, strict=True), 1)
             ]
             label = html.escape(stage if len(runs) == 1 else f"{run.name}: {stage}")
-            look = _look(line, index)
+            look = _look(line, line, line if len(runs) == 1 else index)
             gaps = [
                 0.0 if None in (a, b) else float(b or 0) - float(a or 0) for a, b in zip(middle, upper, strict=True)
             ]
@@ -212,11 +224,11 @@ def _trace(y: Sequence[float | None], hover: Sequence[str], name: str, run: int,
     }
 
 
-def _look(colour: int, kind: int) -> dict[str, Any]:
+def _look(colour: int, symbol: int, dash: int) -> dict[str, Any]:
     return {
         "mode": "lines+markers",
-        "line": {"width": 2, "dash": _of(_DASHES, kind), "color": f"colour:{colour}"},
-        "marker": {"size": 6, "symbol": _of(_SYMBOLS, kind), "color": f"colour:{colour}"},
+        "line": {"width": 2, "dash": _of(_DASHES, dash), "color": f"colour:{colour}"},
+        "marker": {"size": 6, "symbol": _of(_SYMBOLS, symbol), "color": f"colour:{colour}"},
     }
 
 

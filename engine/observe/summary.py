@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from engine.core.records import StepRecord
+from engine.observe.curves import read_curves
 from engine.store.reader import Reader
 
 
@@ -43,7 +45,9 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def summarise(reader: Reader, wall_s: float) -> dict[str, Any]:
-    """The contract's summary: counts every attempt that was started, in training and in validation."""
+    """The contract's summary: counts every attempt that was started, in training and in validation.
+
+    `learning`: the last steps against the first, and the last validation against the first, with 95 % intervals."""
     steps = reader.steps()
     rewards = _series(steps, "reward/mean")
     started = kept = 0
@@ -60,6 +64,7 @@ def summarise(reader: Reader, wall_s: float) -> dict[str, Any]:
                 for name, seconds in row["timings"]:
                     stages.setdefault(name, []).append(seconds)
     gaps = _series(steps, "alignment/max_abs_dlogp")
+    curves = read_curves(reader.layout)
     return {
         "steps": len(steps),
         "trials": {"started": started, "kept": kept, "excluded": dict(excluded)},
@@ -70,6 +75,11 @@ def summarise(reader: Reader, wall_s: float) -> dict[str, Any]:
             "by_step": rewards,
         },
         "validation": _validation(steps),
+        "learning": {
+            "windows": curves.windows,
+            "training": None if curves.learned is None else asdict(curves.learned),
+            "held_out": None if curves.generalised is None else asdict(curves.generalised),
+        },
         "alignment": {
             "pearson_r_median": _median(_series(steps, "alignment/pearson_r")),
             "kl_median": _median(_series(steps, "alignment/kl")),

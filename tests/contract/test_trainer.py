@@ -124,16 +124,24 @@ def test_score_is_the_free_forward_pass(moe):
     assert np.abs(scores - single[1:]).max() < 1e-5
 
 
-def test_entropy_is_the_mean_over_targets(dense):
-    of = pair(routed=False)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_entropy_is_the_mean_over_targets(dense, temperature):
+    of = dataclasses.replace(pair(routed=False), temperature=temperature)
     metrics = started(dense, replay=False, dtype="float64").step(of)
     plain = transformers.AutoModelForCausalLM.from_pretrained(dense.path, dtype=torch.float64).eval()
     values = []
     for r in of.rows:
         with torch.no_grad():
             logits = plain(input_ids=torch.tensor(r.token_ids[None].astype(np.int64))).logits[0, :-1]
-        values.append(torch.distributions.Categorical(logits=logits).entropy()[torch.tensor(r.target[1:])])
+        values.append(
+            torch.distributions.Categorical(logits=logits / temperature).entropy()[torch.tensor(r.target[1:])]
+        )
     assert metrics["train/entropy"] == pytest.approx(float(torch.cat(values).mean()), abs=1e-9)
+
+
+def test_entropy_is_that_of_the_replayed_experts(moe):
+    replayed, free = (started(moe, replay=replay).step(pair())["train/entropy"] for replay in (True, False))
+    assert abs(replayed - free) > 1e-6
 
 
 # ---------------------------------------------------------------- learning

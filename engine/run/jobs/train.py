@@ -191,6 +191,7 @@ def _report(root: Path, summary: Mapping[str, Any]) -> None:
         f"steps        {summary['steps']}",
         f"trials       {trials['started']} started, {trials['kept']} kept; excluded: {excluded}",
         f"reward       by step: {rewards}",
+        *_learning(summary["learning"]),
         f"alignment    Pearson r {alignment['pearson_r_median']}, max |Δ log p| {alignment['max_abs_dlogp']}",
         f"tokens       {summary['tokens']['sampled']} sampled, {summary['tokens']['trained']} trained",
         "stages       " + ", ".join(f"{name} {q['p50']:.2f} s" for name, q in summary["stages"].items()) + " (p50)",
@@ -201,3 +202,12 @@ def _report(root: Path, summary: Mapping[str, Any]) -> None:
         str(root),
     ]
     print("\n".join(lines))
+
+
+def _learning(learning: Mapping[str, Any]) -> list[str]:
+    """How far the reward rose; nothing for a run too short to be compared with itself."""
+    change, (first, last) = learning["training"], learning["windows"]
+    if change is None:
+        return []
+    interval = f"{change['low']:+.3f} to {change['high']:+.3f}"
+    return [f"learning     {change['difference']:+.3f} ({interval}): last {last} steps minus first {first}"]

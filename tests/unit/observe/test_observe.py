@@ -1,8 +1,10 @@
 """Summary, alarms and what a rollout shows, from records alone."""
 
+import json
 from pathlib import Path
 
 import pytest
+from learning_pieces import a_run
 from samples_cases import scored
 
 from engine.core.records import StepRecord, Termination
@@ -40,6 +42,18 @@ def test_summary_has_the_contract_keys(tmp_path: Path) -> None:
     assert summary["alignment"] == {"pearson_r_median": 0.99999, "kl_median": 1e-9, "max_abs_dlogp": 2e-5}
     assert summary["tokens"] == {"sampled": 20, "trained": 20}
     assert summary["wall_s"] == 3.0
+    assert summary["learning"] == {"windows": (1, 1), "training": None, "held_out": None}
+
+
+def test_summary_compares_the_last_steps_with_the_first(tmp_path: Path) -> None:
+    held_out = {0: {"v": [0.0, 0.0]}, 2: {"v": [1.0, 0.0]}}
+    layout = a_run(tmp_path / "r", [{"a": [0.0, None]}, {"a": [1.0, 0.0]}, {"a": [1.0, 1.0]}], held_out)
+    learning = json.loads(json.dumps(summarise(Reader(layout), 3.0)))["learning"]
+    assert learning["windows"] == [1, 2]
+    assert learning["training"]["difference"] == 0.75
+    assert learning["training"]["first"]["trials"] == 1
+    assert learning["training"]["low"] < 0.75 < learning["training"]["high"]
+    assert learning["held_out"]["difference"] == 0.5
 
 
 @pytest.mark.parametrize(
