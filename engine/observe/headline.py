@@ -31,8 +31,9 @@ def spread(estimate: Estimate) -> str:
 
 
 def _steps(run: Curves) -> str:
-    planned = f" of {run.planned}" if run.planned > len(run.steps) else ""
-    return f"{len(run.steps)}{planned}" + (f", {run.phase}" if run.phase else "")
+    """`10 of 24, rollout` while some are left."""
+    count = len(run.steps)
+    return f"{count} of {run.planned}, {run.phase}" if run.planned > count else str(count)
 
 
 def _learned(part: Callable[[Change], str]) -> Callable[[Curves], str]:

@@ -145,6 +145,7 @@ class TorchTrainer:
         if self._last_step is not None and batch.step <= self._last_step:
             raise RunError(f"step {batch.step} was asked for, but step {self._last_step} is trained already")
         check_batch(batch, policy.shape)
+        self.doing = ""
         everything = range(len(batch.rows))
         began = time.monotonic()
         old, entropy = self._evaluate(policy, batch, everything, entropy=True)
@@ -180,10 +181,10 @@ class TorchTrainer:
 
         values: _RowValues = {}
         total, count = 0.0, 0
-        done = 0
+        done, which = 0, "reference " if policy is self._reference else ""
         with torch.no_grad():
             for indices in self._plan(batch, rows):
-                self.doing = f"log-probabilities of row {done + 1} of {len(rows)}"
+                self.doing = f"{which}log-probabilities, row {done + 1} of {len(rows)}"
                 done += len(indices)
                 micro = collate(batch.rows, indices, replay=policy.shape.replay)
                 with policy.replaying(micro):
@@ -238,7 +239,7 @@ class TorchTrainer:
         gap = 0.0
         done = 0
         for indices in self._plan(batch, acting):
-            self.doing = f"update {optimizer.updates + 1}, gradient of row {done + 1} of {len(acting)}"
+            self.doing = f"update {optimizer.updates + 1}, row {done + 1} of {len(acting)}"
             done += len(indices)
             micro = collate(batch.rows, indices, replay=policy.shape.replay)
             with policy.replaying(micro):

@@ -144,6 +144,20 @@ def test_entropy_is_that_of_the_replayed_experts(moe):
     assert abs(replayed - free) > 1e-6
 
 
+def test_it_tells_how_far_a_step_is(moe, monkeypatch):
+    made = started(moe, replay=True, micro_batch_rows=1)
+    told = []
+    monkeypatch.setattr(
+        type(made), "doing", property(lambda self: "", lambda self, text: told.append(text)), raising=False
+    )
+    made.step(pair(0))
+    made.step(pair(1))
+    rows = len(pair().rows)
+    assert f"log-probabilities, row {rows} of {rows}" in told
+    assert f"reference log-probabilities, row {rows} of {rows}" in told
+    assert any(text.startswith("update 2, row 1 of ") for text in told)
+
+
 # ---------------------------------------------------------------- learning
 
 

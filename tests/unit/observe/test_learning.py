@@ -14,6 +14,7 @@ from engine.observe.estimates import estimate, wilson
 from engine.observe.headline import headline
 from engine.observe.learning import page, told_apart, write_report
 from engine.store.layout import Layout
+from engine.store.state import StateFile
 
 TEN = [{"a": [float(step > 4), 0.0], "b": [0.0, float(step > 7), None]} for step in range(10)]
 METRICS = {
@@ -84,6 +85,8 @@ def test_the_headline(tmp_path: Path) -> None:
     assert shown["tokens sampled / trained"] == "100 / 100 (equal at every step)"
     assert shown["training trials kept / excluded"] == "40 / 10"
     assert "compared (a short run)" not in shown
+    StateFile(Layout(root=tmp_path / "r")).update("finished", steps=10)
+    assert numbers(Layout(root=tmp_path / "r"))["steps"] == "10"
 
 
 def test_tokens_that_differ_at_any_step_are_not_called_equal(tmp_path: Path) -> None:

@@ -65,6 +65,27 @@ async def test_what_refuses_soonest_starts_first_and_all_is_stopped(tmp_path: Pa
     assert log[4:] == ["run", "stop proxy", "stop inference", "stop sandbox", "stop train"]
 
 
+async def test_it_tells_what_it_starts_and_waits_for(tmp_path: Path) -> None:
+    told: list[str] = []
+    made = built([])
+    slow = asyncio.Event()
+
+    class Slow(Async):
+        async def start(self, *arguments: Any) -> None:
+            await slow.wait()
+
+    def tell(what: str) -> None:
+        told.append(what)
+        if what == "starting inference":
+            slow.set()
+
+    made.inference = Slow("inference", [], "")
+    async with open_workbench(made, Layout(root=tmp_path), None, tell):  # type: ignore[arg-type]
+        told.append("run")
+    start = ["starting the proxy", "starting sandboxes", "starting inference and trainer", "starting inference"]
+    assert told == [*start, "run", "stopping"]
+
+
 @pytest.mark.parametrize("name", PARTS)
 async def test_a_start_that_fails_stops_everything(tmp_path: Path, name: str) -> None:
     log: list[str] = []
