@@ -254,6 +254,16 @@ class Exchange:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Demonstration:
+    """A conversation to learn from, as the token stream that an engine would have seen."""
+
+    token_ids: "NDArray[np.int32]"
+    """int32 [n]."""
+    sampled: "NDArray[np.bool_]"
+    """bool [n]; True where the policy would have sampled the token."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Segment:
     """One append-only token stream: a root-to-leaf path of the conversation tree."""
 

@@ -7,6 +7,7 @@ from engine.core.contracts import AuditedPool, ImageStore, Say
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.paths import cache_dir
 from engine.observe.progress import make_progress
+from engine.run import warm_start
 from engine.run.workbench import check_machine, images_needed
 from engine.sandbox.images import DebianImageStore
 
@@ -31,6 +32,8 @@ class PrepareJob:
             progress.phase("preparing tasks", 0, 0, "")
             await built.tasks.prepare(progress.say)
             await _audit(built, images, progress.say)
+            check_machine(built, images, model=False)
+            await warm_start.make(built, images, progress.say)
             check_machine(built, images)
             progress.say(f"prepared: {len(built.tasks.load())} tasks, model {built.model.info().name}")
         return 0
