@@ -86,8 +86,9 @@ def summarise(reader: Reader, wall_s: float) -> dict[str, Any]:
 
 def _validation(steps: Sequence[StepRecord]) -> Mapping[str, float]:
     """Mean held-out reward by the number of steps trained when it was measured."""
-    return {
-        str(record.step + 1): record.metrics["validation/reward"]
-        for record in steps
-        if "validation/reward" in record.metrics
-    }
+    rewards = {}
+    for record in steps:
+        for name, count in (("validation/reward_before", record.step), ("validation/reward", record.step + 1)):
+            if name in record.metrics:
+                rewards[str(count)] = record.metrics[name]
+    return rewards

@@ -108,24 +108,37 @@ class _Loop:
 
     async def _step(self, step: int) -> None:
         steps = self._plan.steps
+        metrics: dict[str, float] = {}
+        if step == 0:
+            before = await self._validation(0)
+            if before:
+                metrics |= {"validation/reward_before": before[0], "validation/trials_before": before[1]}
         self._state.update("rollout", step=step, policy_version=step)
         scored = await self._sample(step, "rollout", self._plan.trials(step, step))
         self._state.update("train")
         self._observer.phase(f"step {step + 1}/{steps} train", 0, 0, "")
-        metrics = await self._optimiser.step(step, scored)
+        metrics |= await self._optimiser.step(step, scored)
         self._state.update("sync", policy_version=step + 1)
-        if self._schedule.validation_every and (step + 1) % self._schedule.validation_every == 0:
-            self._state.update("validation")
-            held_out = await self._sample(step, "validation", self._plan.validation(step, step + 1))
-            rewards = [one.verdict.reward for one in held_out if one.verdict is not None]
-            if rewards:
-                metrics["validation/reward"] = sum(rewards) / len(rewards)
-                metrics["validation/trials"] = len(rewards)
+        after = await self._validation(step + 1)
+        if after:
+            metrics |= {"validation/reward": after[0], "validation/trials": after[1]}
         record = self._optimiser.record(step, metrics)
         self._writer.step(record)
         await self._optimiser.checkpoint(step + 1)
-        self._writer.forget_routing(step)
+        self._writer.forget_routing(step + 1)  # what bears the next number is of the validation
         self._observer.step(record, steps, self._writer)
+
+    async def _validation(self, version: int) -> tuple[float, int] | None:
+        """Mean reward on held-out tasks after `version` updates, and of how many trials; None where none is due.
+
+        Its trials are kept under that number: `validation/step=0` is the policy before the first update."""
+        every, first = self._schedule.validation_every, self._schedule.validation_first
+        if not (first if version == 0 else every and version % every == 0):
+            return None
+        self._state.update("validation")
+        held_out = await self._sample(version, "validation", self._plan.validation(version, version))
+        rewards = [one.verdict.reward for one in held_out if one.verdict is not None]
+        return (sum(rewards) / len(rewards), len(rewards)) if rewards else None
 
     async def _sample(self, step: int, name: str, trials: Sequence[Trial]) -> list[Scored]:
         """Run trials with a progress line for each attempt that ends."""
