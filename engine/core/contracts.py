@@ -5,13 +5,14 @@ heavy work and takes the collaborators it needs; `stop` is idempotent and safe t
 """
 
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from engine.core.errors import ConfigError
 from engine.core.records import (
     Batch,
+    Demonstration,
     Endpoint,
     Exchange,
     ExecResult,
@@ -280,6 +281,29 @@ class Model(Preparable, Protocol):
     """A model made by the project or found on disk."""
 
     def info(self) -> ModelInfo: ...
+
+
+@runtime_checkable
+class WarmStartedModel(Model, Protocol):
+    """A model that begins with what a scripted player showed through the real harness; made by `job=sft`.
+
+    bind → (missing) → draft in a folder beside `info().path` → demonstrations tokenised by the draft → fit → settle"""
+
+    def bind(self, fingerprint: str) -> None:
+        """Before `info`: the fingerprint of all that the demonstrations are made with."""
+        ...
+
+    def draft(self, texts: Iterable[str], folder: Path) -> ModelInfo:
+        """Tokeniser learnt from whole conversations, and random weights, in `folder`; an engine could load it."""
+        ...
+
+    def fit(self, folder: Path, rows: Sequence[Demonstration], say: Say) -> Mapping[str, float]:
+        """Replace the draft's weights by fitted ones; returns metrics. Synchronous: call it from a worker thread."""
+        ...
+
+    def settle(self, folder: Path) -> Path:
+        """Move the finished draft to `info().path`, which appears whole; another process may have been first."""
+        ...
 
 
 class Advantage(Protocol):
