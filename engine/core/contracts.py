@@ -287,27 +287,27 @@ class Model(Preparable, Protocol):
 
 @runtime_checkable
 class WarmStartedModel(Model, Protocol):
-    """A model whose weights are first fitted to demonstrations, on this machine, once.
+    """A model that begins with what a scripted player showed through the real harness; made by `job=sft`.
 
-    `bind` comes first: it names what the demonstrations are made of, and so the checkpoint."""
+    bind → (missing) → draft in a folder beside `info().path` → demonstrations tokenised by the draft → fit → settle"""
 
-    samples_per_task: int
-    """Demonstrations of each harness on each warm-start task."""
-    right_share: float
-    """Probability that a demonstration proposes the right repair."""
+    demonstrations: Any
+    """`samples_per_task` of each harness, and the `right_share` of them that propose the right repair."""
 
-    def bind(self, fingerprint: str) -> None: ...
+    def bind(self, fingerprint: str) -> None:
+        """Before `info`: the fingerprint of all that the demonstrations are made with."""
+        ...
 
     def draft(self, texts: Iterable[str], folder: Path) -> ModelInfo:
-        """Write a tokeniser of these texts and random weights into a new folder: a whole checkpoint."""
+        """Tokeniser learnt from whole conversations, and random weights, in `folder`; an engine could load it."""
         ...
 
     def fit(self, folder: Path, rows: Sequence[Demonstration], say: Say) -> Mapping[str, float]:
-        """Fit the draft's weights to the rows, in place; returns metrics."""
+        """Replace the draft's weights by fitted ones; returns metrics. Synchronous: call it from a worker thread."""
         ...
 
     def settle(self, folder: Path) -> Path:
-        """Move the finished draft to `info().path`; another process may have been first."""
+        """Move the finished draft to `info().path`, which appears whole; another process may have been first."""
         ...
 
 

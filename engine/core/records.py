@@ -254,16 +254,6 @@ class Exchange:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Demonstration:
-    """A conversation to learn from, as the token stream that an engine would have seen."""
-
-    token_ids: "NDArray[np.int32]"
-    """int32 [n]."""
-    sampled: "NDArray[np.bool_]"
-    """bool [n]; True where the policy would have sampled the token."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Segment:
     """One append-only token stream: a root-to-leaf path of the conversation tree."""
 
@@ -370,6 +360,16 @@ class Row:
     routed_experts: "NDArray[Any] | None"
     """uint8|uint16 [n - 1, layers, top_k]."""
     advantage: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Demonstration:
+    """One finished conversation of a scripted player, as the engine would have seen it: what a warm start learns."""
+
+    token_ids: "NDArray[np.int32]"
+    """int32 [n]."""
+    sampled: "NDArray[np.bool_]"
+    """bool [n]: tokens that the player wrote."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -48,17 +48,22 @@ _SAY_EVERY = 20
 class _Demonstrated:
     """Trials in order, and what was said in each."""
 
+    blank: Path
+    """Checkpoint whose tokens they are kept in."""
+
     scored: tuple[Scored, ...]
     turns: tuple[tuple[Turn, ...], ...]
 
 
-def bind(built: Built) -> None:
-    """Tell a model that is warm-started what its demonstrations are made of; others need nothing.
+def bind(built: Built) -> bool:
+    """Tell a model that is warm-started what its demonstrations are made of; whether the model can be asked now.
 
-    Where the tasks are not prepared the model stays unbound: its problems are then theirs."""
+    Where the tasks are not prepared it cannot: what it lacks is then theirs to say."""
     model = built.model
-    if not isinstance(model, WarmStartedModel) or built.tasks.problems():
-        return
+    if not isinstance(model, WarmStartedModel):
+        return True
+    if built.tasks.problems():
+        return False
     facts = {
         "harnesses": built.config["harnesses"],
         "runtimes": [repr(harness.runtime()) for harness in built.harnesses.values()],
@@ -66,6 +71,7 @@ def bind(built: Built) -> None:
         "seed": built.seed,
     }
     model.bind(hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest())
+    return True
 
 
 async def make(built: Built, images: ImageStore, say: Say) -> None:
@@ -103,7 +109,7 @@ async def _demonstrate(
     """Run every demonstration through the real trial path. Raises RunError when one is lost for good."""
     folder, say = place
     trials = _trials(built, model, taught)
-    said = script(trials, built.harnesses, model.right_share, built.seed)
+    said = script(trials, built.harnesses, model.demonstrations.right_share, built.seed)
     engine = ScriptedEngine(script=said, final_text="", seed=built.seed, probe=None)
     blank = replace(model.draft((), folder / "blank"), max_context=_CONTEXT)
     limits = {"max_prompt_tokens": _CONTEXT // 2, "max_response_tokens": _CONTEXT // 2, "max_tokens_per_turn": _TURN}
@@ -145,7 +151,8 @@ async def _demonstrate(
     for one in scored:
         if one.trajectory.termination.excluded:
             raise RunError(f"demonstration {one.trajectory.trial.key} was lost: {one.trajectory.reason}")
-    return _Demonstrated(scored=tuple(scored), turns=tuple(tuple(said[str(trial.key)]) for trial in trials))
+    turns = tuple(tuple(said[str(trial.key)]) for trial in trials)
+    return _Demonstrated(blank=blank.path, scored=tuple(scored), turns=turns)
 
 
 def _trials(built: Built, model: WarmStartedModel, taught: Sequence[Task]) -> list[Trial]:
@@ -162,7 +169,7 @@ def _trials(built: Built, model: WarmStartedModel, taught: Sequence[Task]) -> li
             split="warm_start",
         )
         for task in taught
-        for sample, harness in enumerate(sorted(built.harnesses) * model.samples_per_task)
+        for sample, harness in enumerate(sorted(built.harnesses) * model.demonstrations.samples_per_task)
     ]
 
 
@@ -170,30 +177,18 @@ def _trials(built: Built, model: WarmStartedModel, taught: Sequence[Task]) -> li
 
 
 def _texts(demonstrated: _Demonstrated, tasks: Sequence[Task]) -> list[str]:
-    """What the tokeniser learns from: the conversations, and every task's issue as often as a conversation's.
+    """What the tokeniser learns from: whole conversations as an engine sees them, and every task's issue.
 
     Issues of all splits are read, as a user's own tokeniser would know the words of the code that it works on; which
     of the lines in them is right stands in none."""
-    texts = []
-    for scored in demonstrated.scored:
-        for exchange in scored.trajectory.exchanges:
-            texts += _strings(json.loads(exchange.request))
-            texts += _strings(json.loads(exchange.response or "{}"))
-    texts += [turn.written() for turns in demonstrated.turns for turn in turns]
-    often = max(1, len(demonstrated.scored) // max(1, len(tasks)))
+    blank = CheckpointTokenizer(demonstrated.blank)
+    texts = [
+        blank.decode(segment.token_ids.tolist())
+        for scored in demonstrated.scored
+        for segment in scored.trajectory.segments
+    ]
+    often = -(-len(texts) // max(1, len(tasks)))
     return texts + [task.instruction for task in tasks] * often
-
-
-def _strings(value: object) -> list[str]:
-    """All texts within a JSON value; tools also as they are written into a prompt."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list):
-        return [text for item in value for text in _strings(item)]
-    if isinstance(value, dict):
-        tools = [json.dumps(tool, ensure_ascii=False) for tool in value.get("tools", ())]
-        return tools + [text for name, item in value.items() if name != "tools" for text in _strings(item)]
-    return []
 
 
 def _rows(demonstrated: _Demonstrated, model: ModelInfo) -> list[Demonstration]:

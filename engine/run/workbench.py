@@ -46,9 +46,9 @@ def check_machine(built: Built, images: ImageStore, *, model: bool = True) -> No
     """Raise ConfigErrors naming all that this machine lacks; nothing is started and nothing heavy imported.
 
     `model=False` leaves the model out, where it is about to be made."""
-    warm_start.bind(built)
+    asked = warm_start.bind(built) and model
     errors: list[ConfigError] = []
-    for component in (built.sandbox, built.inference, *((built.model,) if model else ()), built.tasks):
+    for component in (built.sandbox, built.inference, *((built.model,) if asked else ()), built.tasks):
         errors += component.problems()
     if built.compute.device == "cuda" and not any(any(Path("/dev").glob(pattern)) for pattern in _GPUS):
         way_out = "set compute.device=cpu, or run where a GPU is visible"
