@@ -48,8 +48,8 @@ _SAY_EVERY = 20
 class _Demonstrated:
     """Trials in order, and what was said in each."""
 
-    blank: Path
-    """Checkpoint whose tokens they are kept in."""
+    blank: ModelInfo
+    """The checkpoint in whose tokens they went by."""
 
     scored: tuple[Scored, ...]
     turns: tuple[tuple[Turn, ...], ...]
@@ -152,7 +152,7 @@ async def _demonstrate(
         if one.trajectory.termination.excluded:
             raise RunError(f"demonstration {one.trajectory.trial.key} was lost: {one.trajectory.reason}")
     turns = tuple(tuple(said[str(trial.key)]) for trial in trials)
-    return _Demonstrated(blank=blank.path, scored=tuple(scored), turns=turns)
+    return _Demonstrated(blank=blank, scored=tuple(scored), turns=turns)
 
 
 def _trials(built: Built, model: WarmStartedModel, taught: Sequence[Task]) -> list[Trial]:
@@ -181,7 +181,7 @@ def _texts(demonstrated: _Demonstrated, tasks: Sequence[Task]) -> list[str]:
 
     Issues of all splits are read, as a user's own tokeniser would know the words of the code that it works on; which
     of the lines in them is right stands in none."""
-    blank = CheckpointTokenizer(demonstrated.blank)
+    blank = CheckpointTokenizer(demonstrated.blank.path)
     texts = [
         blank.decode(segment.token_ids.tolist())
         for scored in demonstrated.scored
@@ -192,13 +192,32 @@ def _texts(demonstrated: _Demonstrated, tasks: Sequence[Task]) -> list[str]:
 
 
 def _rows(demonstrated: _Demonstrated, model: ModelInfo) -> list[Demonstration]:
-    renderer, tokenizer = load_renderer(model), CheckpointTokenizer(model.path)
-    stop = tokenizer.eos_token_id
-    if stop is None or stop not in renderer.stop_token_ids:
-        raise RunError(f"the tokeniser's eos token {stop} does not end a turn of renderer {model.renderer}")
+    """The conversations in the model's tokens.
 
-    def encode(text: str) -> NDArray[np.int32]:
-        return np.asarray([*tokenizer.encode(text), stop], np.int32)
+    Writing them down again is first proved on the tokens in which they really went by: those must come out the same."""
+    blank, own = _Writer(demonstrated.blank), _Writer(model)
+    rows = []
+    for scored, turns in zip(demonstrated.scored, demonstrated.turns, strict=True):
+        went_by, again = scored.trajectory.segments, blank.row(scored, turns)
+        same = len(went_by) == 1 and np.array_equal(went_by[0].token_ids, again.token_ids)
+        if not same or not np.array_equal(went_by[0].target, again.sampled):
+            raise RunError(f"demonstration {scored.trajectory.trial.key}: its tokens cannot be written down again")
+        rows.append(own.row(scored, turns))
+    return rows
 
-    pairs = zip(demonstrated.scored, demonstrated.turns, strict=True)
-    return [row(scored, turns, renderer, encode) for scored, turns in pairs]
+
+class _Writer:
+    """Writes conversations in a checkpoint's tokens."""
+
+    def __init__(self, model: ModelInfo) -> None:
+        self._renderer, self._tokenizer = load_renderer(model), CheckpointTokenizer(model.path)
+        stop = self._tokenizer.eos_token_id
+        if stop is None or stop not in self._renderer.stop_token_ids:
+            raise RunError(f"the tokeniser's eos token {stop} does not end a turn of renderer {model.renderer}")
+        self._stop = stop
+
+    def row(self, scored: Scored, turns: Sequence[Turn]) -> Demonstration:
+        return row(scored, turns, self._renderer, self._encode)
+
+    def _encode(self, text: str) -> NDArray[np.int32]:
+        return np.asarray([*self._tokenizer.encode(text), self._stop], np.int32)
