@@ -6,10 +6,12 @@ export OMP_NUM_THREADS ?= 1
 setup:
 	@scripts/setup
 
+# What the tests need: everything but the tasks and the policy of the main job.
 prepare: setup
-	$(PYTHON) -m engine experiment=openhands_gspo job=prepare
+	$(PYTHON) -m engine experiment=openhands_gspo model=tiny_qwen3_moe tasks=release_pairs job=prepare
 
-run: prepare
+run: setup
+	$(PYTHON) -m engine experiment=openhands_gspo job=prepare
 	$(PYTHON) -m engine experiment=openhands_gspo
 
 lint: setup

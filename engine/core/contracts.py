@@ -5,13 +5,14 @@ heavy work and takes the collaborators it needs; `stop` is idempotent and safe t
 """
 
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from engine.core.errors import ConfigError
 from engine.core.records import (
     Batch,
+    Demonstration,
     Endpoint,
     Exchange,
     ExecResult,
@@ -127,6 +128,8 @@ class Harness(Protocol):
     name: str
     max_turns: int
     """LLM calls after which the proxy ends the trial; the harness's own limit is set alike."""
+    demonstration: Sequence[Mapping[str, Any]]
+    """How a scripted solver mends a line with this harness's tools: `{name, arguments}` of one call a turn."""
 
     def runtime(self) -> ImageSpec:
         """The self-contained runtime that is mounted at `runtime_target`."""
@@ -282,15 +285,48 @@ class Model(Preparable, Protocol):
     def info(self) -> ModelInfo: ...
 
 
+@runtime_checkable
+class WarmStartedModel(Model, Protocol):
+    """A model that begins with what a scripted player showed through the real harness; made by `job=sft`.
+
+    bind → (missing) → draft in a folder beside `info().path` → demonstrations tokenised by the draft → fit → settle"""
+
+    demonstrations: Any
+    """`samples_per_task` of each harness, and the `right_share` of them that propose the right repair."""
+
+    def bind(self, fingerprint: str) -> None:
+        """Before `info`: the fingerprint of all that the demonstrations are made with."""
+        ...
+
+    def draft(self, texts: Iterable[str], folder: Path) -> ModelInfo:
+        """Tokeniser learnt from whole conversations, and random weights, in `folder`; an engine could load it."""
+        ...
+
+    def fit(self, folder: Path, rows: Sequence[Demonstration], say: Say) -> Mapping[str, float]:
+        """Replace the draft's weights by fitted ones; returns metrics. Synchronous: call it from a worker thread."""
+        ...
+
+    def settle(self, folder: Path) -> Path:
+        """Move the finished draft to `info().path`, which appears whole; another process may have been first."""
+        ...
+
+
 class Advantage(Protocol):
     """Rewards of one group → one advantage per kept trajectory."""
 
     def __call__(self, rewards: Sequence[float]) -> tuple[float, ...]: ...
 
 
+class Rewards(Protocol):
+    """The rewards of a batch's kept trajectories → those that advantages are computed from, in the same order."""
+
+    def __call__(self, rewards: Sequence[float], step: int) -> tuple[float, ...]: ...
+
+
 class Algorithm(Protocol):
     """What the optimiser minimises. The trainer sees per-token streams, never an algorithm's name."""
 
+    rewards: Rewards
     advantage: Advantage
 
     @property

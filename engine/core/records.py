@@ -363,6 +363,16 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Demonstration:
+    """One finished conversation of a scripted player, as the engine would have seen it: what a warm start learns."""
+
+    token_ids: "NDArray[np.int32]"
+    """int32 [n]."""
+    sampled: "NDArray[np.bool_]"
+    """bool [n]: tokens that the player wrote."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
     """All rows of one optimisation step."""
 

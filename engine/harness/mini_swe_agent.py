@@ -4,7 +4,7 @@ Its agent runs each command in a new shell of the sandbox and sees the output; i
 package's word for submitting. Two protocols: the model's own tool calls, or one fenced command in its text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.core.contracts import ImageStore
@@ -31,8 +31,10 @@ class MiniSweAgent:
         command_timeout_s: int,
         attempts: int,
         llm_timeout_s: int,
+        demonstration: Sequence[Mapping[str, Any]],
     ) -> None:
         self.max_turns = max_turns
+        self.demonstration = demonstration
         self._version = version
         self._max_output_tokens, self._native_tool_calling = max_output_tokens, native_tool_calling
         self._system_template, self._instance_template = system_template, instance_template

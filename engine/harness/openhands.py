@@ -3,7 +3,7 @@
 What it shares with other harnesses: `engine.harness.runtime` starts the launcher, `engine.harness.endings` judges it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.core.contracts import ImageStore
@@ -35,8 +35,10 @@ class OpenHands:
         retry_min_wait_s: int,
         retry_max_wait_s: int,
         llm_timeout_s: int,
+        demonstration: Sequence[Mapping[str, Any]],
     ) -> None:
         self.max_turns = max_turns
+        self.demonstration = demonstration
         self._version, self._condenser = version, condenser
         self._max_output_tokens, self._native_tool_calling = max_output_tokens, native_tool_calling
         self._system_prompt, self._stuck_detection = system_prompt, stuck_detection

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.contracts import Say
+from engine.core.contracts import Probe, Say
 from engine.core.errors import ConfigError, InferenceError
 from engine.core.records import Generation, ModelInfo
 from engine.inference.script import Script, Turn, read_script, turns_of
@@ -50,7 +50,7 @@ class ScriptedEngine:
         self.script = script
         self.final_text = final_text
         self.seed = seed
-        self.probe = probe
+        self.probe: Probe | None = probe
         self._turns: Script = {}
         self._sessions: dict[str, _Progress] = {}
         self._loaded: _Loaded | None = None

@@ -33,7 +33,7 @@ class Curves:
     rewards: tuple[Rewards, ...]
     """Training rewards of each step, sampled before its update."""
     held_out: tuple[Rewards, ...]
-    """Validation rewards of each step, sampled after its update; empty where it had none."""
+    """Validation rewards by the number of updates before them, from 0 to all; empty where there was none."""
 
     @cached_property
     def training(self) -> tuple[Estimate | None, ...]:
@@ -85,7 +85,7 @@ def read_curves(layout: Layout) -> Curves:
         wall_s=float(state.get("wall_s", 0.0)),
         steps=steps,
         rewards=tuple(_rewards(reader, record.step, "train") for record in steps),
-        held_out=tuple(_rewards(reader, record.step, "validation") for record in steps),
+        held_out=tuple(_rewards(reader, version, "validation") for version in range(len(steps) + 1)),
     )
 
 

@@ -116,7 +116,7 @@ def _reward(runs: Sequence[Curves]) -> Figure:
 def _held_out(runs: Sequence[Curves]) -> Figure:
     traces = []
     for index, run in enumerate(runs):
-        known = [(step, one) for step, one in enumerate(run.validation, 1) if one is not None]
+        known = [(step, one) for step, one in enumerate(run.validation) if one is not None]
         bars = {
             "type": "data",
             "symmetric": False,
@@ -136,7 +136,7 @@ def _held_out(runs: Sequence[Curves]) -> Figure:
     return Figure(
         id="held-out",
         title="Held-out tasks",
-        caption=f"Mean over the validation trials after so many steps. {METHOD}.",
+        caption=f"Mean over the validation trials after so many steps; 0: before the first. {METHOD}.",
         y_title="solve rate (mean reward)",
         traces=traces,
         y_axis={"rangemode": "tozero"},

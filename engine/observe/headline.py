@@ -52,11 +52,11 @@ def _only(run: Curves) -> str:
 
 def _held_out(which: int) -> Callable[[Curves], str]:
     def show(run: Curves) -> str:
-        measured = [(index + 1, one) for index, one in enumerate(run.validation) if one is not None]
+        measured = [(version, one) for version, one in enumerate(run.validation) if one is not None]
         if not measured or (which == 0 and len(measured) < 2):
             return NONE
-        step, one = measured[which]
-        return f"{spread(one)}, after step {step}"
+        version, one = measured[which]
+        return f"{spread(one)}, {f'after step {version}' if version else 'before step 1'}"
 
     return show
 

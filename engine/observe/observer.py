@@ -13,7 +13,10 @@ from engine.store.writer import Writer
 class Observer:
     """Configured by the group `observe`."""
 
-    def __init__(self, *, tensorboard: bool, progress_interval_s: float, correlation_alarm: float) -> None:
+    def __init__(
+        self, *, tensorboard: bool, progress_interval_s: float, report_every: int, correlation_alarm: float
+    ) -> None:
+        self.report_every = report_every
         self.tensorboard = tensorboard
         self.progress_interval_s = progress_interval_s
         self.correlation_alarm = correlation_alarm
@@ -62,6 +65,8 @@ class Observer:
                 ("r", "alignment/pearson_r", ".6f"),
                 ("max|Δlogp|", "alignment/max_abs_dlogp", ".1e"),
                 ("probe", "probe/max_abs_dlogp", ".1e"),
+                ("entropy", "train/entropy", ".3f"),
+                ("valid calls", "calls/valid", ".0%"),
                 ("held-out", "validation/reward", ".3f"),
             )
             if name in metrics

@@ -1,7 +1,7 @@
 """`summary.json`: what a run came to, computed from the store alone."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -53,16 +53,14 @@ def summarise(reader: Reader, wall_s: float) -> dict[str, Any]:
     started = kept = 0
     excluded: Counter[str] = Counter()
     stages: dict[str, list[float]] = {}
-    for step in range(len(steps)):
-        for split in ("train", "validation"):
-            for row in reader.rows(step, split, ("excluded", "termination", "timings")):
-                started += 1
-                if row["excluded"]:
-                    excluded[row["termination"]] += 1
-                else:
-                    kept += 1
-                for name, seconds in row["timings"]:
-                    stages.setdefault(name, []).append(seconds)
+    for row in _trials(reader, len(steps)):
+        started += 1
+        if row["excluded"]:
+            excluded[row["termination"]] += 1
+        else:
+            kept += 1
+        for name, seconds in row["timings"]:
+            stages.setdefault(name, []).append(seconds)
     gaps = _series(steps, "alignment/max_abs_dlogp")
     curves = read_curves(reader.layout)
     return {
@@ -94,10 +92,20 @@ def summarise(reader: Reader, wall_s: float) -> dict[str, Any]:
     }
 
 
+def _trials(reader: Reader, steps: int) -> Iterator[dict[str, Any]]:
+    """Trials of the finished steps; validations bear the number of updates before them, from 0 to `steps`."""
+    columns = ("excluded", "termination", "timings")
+    for step in range(steps):
+        yield from reader.rows(step, "train", columns)
+    for version in range(steps + 1):
+        yield from reader.rows(version, "validation", columns)
+
+
 def _validation(steps: Sequence[StepRecord]) -> Mapping[str, float]:
     """Mean held-out reward by the number of steps trained when it was measured."""
-    return {
-        str(record.step + 1): record.metrics["validation/reward"]
-        for record in steps
-        if "validation/reward" in record.metrics
-    }
+    rewards = {}
+    for record in steps:
+        for name, count in (("validation/reward_before", record.step), ("validation/reward", record.step + 1)):
+            if name in record.metrics:
+                rewards[str(count)] = record.metrics[name]
+    return rewards

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ class Optimiser:
 
     def __init__(self, built: Built, bench: Workbench, layout: Layout) -> None:
         self._checkpoints_kept = built.schedule.checkpoints_kept
-        self._advantage = built.algorithm.advantage
+        self._algorithm = built.algorithm
         self._bench = bench
         self._layout = layout
         self._probe_of_weights = built.inference.probe
@@ -51,7 +52,8 @@ class Optimiser:
         """Update on the step's trials, move the weights into the engine and probe it. Returns flat metrics.
 
         `tell` hears of what follows the update."""
-        groups = make_groups(scored, self._advantage)
+        deal = partial(self._algorithm.rewards, step=step)
+        groups = make_groups(scored, self._algorithm.advantage, deal)
         batch = make_batch(groups, step=step, policy_version=step)
         counts = check_batch(groups, batch)
         begun = time.monotonic()

@@ -33,8 +33,10 @@ class Schedule:
     """Whether trials go on across a weight update instead of being waited for."""
     checkpoints_kept: int | None
     """Newest checkpoints that stay on disk; None: all."""
+    validation_first: bool
+    """Whether the policy is validated before the first step too."""
     validation_every: int
-    """Steps between validations."""
+    """Steps between validations; 0: none after steps."""
     validation_prompts: int | None
     """Validation tasks at a time, the first of the split; None: all."""
     validation_samples: int

@@ -14,6 +14,7 @@ from engine.config.built import Built
 from engine.core.contracts import ImageStore, Inference, Trainer
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.records import ImageSpec, ModelInfo
+from engine.run import warm_start
 from engine.run.trial import Workshop
 from engine.sandbox.images import DebianImageStore
 from engine.store.layout import Layout
@@ -41,10 +42,13 @@ def images_needed(built: Built) -> dict[str, ImageSpec]:
     return needed
 
 
-def check_machine(built: Built, images: ImageStore) -> None:
-    """Raise ConfigErrors naming all that this machine lacks; nothing is started and nothing heavy imported."""
+def check_machine(built: Built, images: ImageStore, *, model: bool = True) -> None:
+    """Raise ConfigErrors naming all that this machine lacks; nothing is started and nothing heavy imported.
+
+    `model=False` leaves the model out, where it is about to be made."""
+    asked = warm_start.bind(built) and model
     errors: list[ConfigError] = []
-    for component in (built.sandbox, built.inference, built.model, built.tasks):
+    for component in (built.sandbox, built.inference, *((built.model,) if asked else ()), built.tasks):
         errors += component.problems()
     if built.compute.device == "cuda" and not any(any(Path("/dev").glob(pattern)) for pattern in _GPUS):
         way_out = "set compute.device=cpu, or run where a GPU is visible"

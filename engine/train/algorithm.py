@@ -7,7 +7,7 @@ Refuses: nothing itself; the schema has refused values that are out of range.
 from collections.abc import Mapping
 from typing import Any
 
-from engine.core.contracts import Advantage
+from engine.core.contracts import Advantage, Rewards
 from engine.train.streams import Streams
 
 
@@ -22,6 +22,7 @@ class Gspo:
         kl_in_reward: whether the KL lowers the reward instead; False is what exists.
         aggregation: `seq-mean-token-mean`: mean over a trajectory's tokens, then over trajectories.
         importance_correction: correction for engine-trainer mismatch; `off` is what exists.
+        rewards: which reward a trajectory's advantage is computed from.
         advantage: rewards of a group → advantages.
     """
 
@@ -35,6 +36,7 @@ class Gspo:
         kl_in_reward: bool,
         aggregation: str,
         importance_correction: str,
+        rewards: Rewards,
         advantage: Advantage,
     ) -> None:
         self.clip_low = clip_low
@@ -44,6 +46,7 @@ class Gspo:
         self.kl_in_reward = kl_in_reward
         self.aggregation = aggregation
         self.importance_correction = importance_correction
+        self.rewards = rewards
         self.advantage = advantage
 
     @property

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +70,7 @@ class TinyQwen3Moe:
         )
 
     def problems(self) -> Sequence[ConfigError]:
-        errors = []
-        if self.top_k > self.experts:
-            way = f"set it to at most model.experts={self.experts}"
-            errors.append(ConfigError("model.top_k", self.top_k, "more experts per token than there are", way))
-        if self.heads % self.kv_heads:
-            way = f"set it to a divisor of model.heads={self.heads}"
-            errors.append(ConfigError("model.kv_heads", self.kv_heads, "heads cannot be shared evenly", way))
-        for key, value in (("hidden", self.hidden), ("moe_intermediate", self.moe_intermediate)):
-            if value % 32:
-                way = "set it to a multiple of 32"
-                errors.append(ConfigError(f"model.{key}", value, "vLLM's CPU expert kernel needs multiples of 32", way))
+        errors = list(shape_problems(vars(self)))
         if not errors and not self.info().path.is_dir():
             way = "run the same command with job=prepare"
             errors.append(ConfigError("model.name", self.name, "not built yet", way))
@@ -100,7 +90,7 @@ class TinyQwen3Moe:
         try:
             size = await asyncio.to_thread(self._write, draft)
             draft.chmod(0o755)
-            _settle(draft, path)
+            move_into_place(draft, path)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         say(f"model {self.name}: {size / 1e6:.1f} M parameters in {path}")
@@ -193,6 +183,21 @@ class LocalCheckpoint:
         say(f"model {self.name}: {self.path}")
 
 
+def shape_problems(sizes: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """What is wrong with the sizes of a tiny Qwen3-MoE: settings that no engine could run."""
+    top_k, experts, heads, kv_heads = (sizes[key] for key in ("top_k", "experts", "heads", "kv_heads"))
+    if top_k > experts:
+        way = f"set it to at most model.experts={experts}"
+        yield ConfigError("model.top_k", top_k, "more experts per token than there are", way)
+    if heads % kv_heads:
+        way = f"set it to a divisor of model.heads={heads}"
+        yield ConfigError("model.kv_heads", kv_heads, "heads cannot be shared evenly", way)
+    for key in ("hidden", "moe_intermediate"):
+        if sizes[key] % 32:
+            way = "set it to a multiple of 32"
+            yield ConfigError(f"model.{key}", sizes[key], "vLLM's CPU expert kernel needs multiples of 32", way)
+
+
 def _routing(config: Mapping[str, Any]) -> tuple[int, int]:
     """Number of routed layers and experts per token from a Hugging Face text configuration; (0, 0) when dense."""
     top_k = int(config.get("num_experts_per_tok") or 0)
@@ -204,7 +209,7 @@ def _routing(config: Mapping[str, Any]) -> tuple[int, int]:
     return sum(1 for layer in layers if layer not in dense and (layer + 1) % step == 0), top_k
 
 
-def _settle(draft: Path, path: Path) -> None:
+def move_into_place(draft: Path, path: Path) -> None:
     """Rename the finished folder into place; another process may have been first with the same bytes."""
     try:
         draft.rename(path)

@@ -52,7 +52,7 @@ async def sample(engine: Inference, trajectory: int, temperature: float) -> Row:
 
 
 async def test_engine_and_trainer_agree_before_and_after_an_update(tmp_path):
-    built = assemble(compose(["experiment=openhands_gspo", "train.learning_rate=1e-3"]))
+    built = assemble(compose(["experiment=openhands_gspo", "model=tiny_qwen3_moe", "train.learning_rate=1e-3"]))
     await built.model.prepare(lambda _: None)
     model, made, engine = built.model.info(), built.train, built.inference
     made.start(model, built.algorithm, built.routing_replay, 0)

@@ -10,6 +10,7 @@ import transformers
 
 from engine.core.records import Batch, ModelInfo, Row
 from engine.samples.advantages import GroupNormalized
+from engine.samples.rewards import AsJudged
 from engine.train.algorithm import Gspo
 from engine.train.routing_replay import RoutingReplay
 from engine.train.torch_trainer import TorchTrainer
@@ -105,6 +106,7 @@ def gspo(**changes: Any) -> Gspo:
         "kl_in_reward": False,
         "aggregation": "seq-mean-token-mean",
         "importance_correction": "off",
+        "rewards": AsJudged(),
         "advantage": GroupNormalized(ddof=1, epsilon=1e-6),
     }
     return Gspo(**(settings | changes))

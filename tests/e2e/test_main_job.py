@@ -25,6 +25,9 @@ from engine.store.reader import Reader
 ROOT = Path(__file__).parents[2]
 SMALL = (
     "experiment=openhands_gspo",
+    "model=tiny_qwen3_moe",
+    "tasks=release_pairs",
+    "schedule=proof",
     "schedule.steps=1",
     "schedule.prompts_per_step=1",
     "schedule.rollouts_per_prompt=2",

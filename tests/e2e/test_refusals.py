@@ -26,7 +26,8 @@ PLAIN = WITHOUT_SYSTEM_PATH.replace('local.SYSTEM_PATH = ""\n', "")
 
 def refused(script: str, runs: Path, *overrides: str, **environment: str) -> list[str]:
     """The lines on standard error of a command that must be refused."""
-    command = [sys.executable, "-c", script.format(heavy=set(HEAVY)), "experiment=openhands_gspo", f"run.root={runs}"]
+    base = ("experiment=openhands_gspo", "model=tiny_qwen3_moe", "tasks=release_pairs", f"run.root={runs}")
+    command = [sys.executable, "-c", script.format(heavy=set(HEAVY)), *base]
     done = subprocess.run(
         [*command, *overrides],
         cwd=ROOT,

@@ -23,6 +23,8 @@ from engine.sandbox.images import DebianImageStore
 from engine.tasks.release_pairs import known_pairs
 
 PAIR = "pathspec-0.12.0-0.12.1"
+PROOF = ("model=tiny_qwen3_moe", "tasks=release_pairs", "schedule=proof")
+"""The loop without a policy that was taught anything."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,13 @@ def script_of(task: Task, agent: Agent) -> dict[str, object]:
 async def test_the_reference_fix_earns_one_and_looking_earns_nothing(
     tmp_path: Path, agent: Agent, sandbox: str
 ) -> None:
-    overrides = [f"experiment={agent.experiment}", f"sandbox={sandbox}", f"tasks.names=[{PAIR}]", "tasks.validation=[]"]
+    overrides = [
+        f"experiment={agent.experiment}",
+        *PROOF,
+        f"sandbox={sandbox}",
+        f"tasks.names=[{PAIR}]",
+        "tasks.validation=[]",
+    ]
     built = assemble(compose([*overrides, "inference=scripted", "proxy.max_tokens_per_turn=4096", "job=prepare"]))
     assert await built.job.run(built) == 0
     images = DebianImageStore()
@@ -147,7 +155,7 @@ async def test_the_reference_fix_earns_one_and_looking_earns_nothing(
 @pytest.mark.parametrize("experiment", ["openhands_gspo", "mini_swe_agent_gspo"])
 def test_nothing_that_is_mounted_for_an_agent_holds_a_fix(experiment: str) -> None:
     """Neither image nor runtime has a task's package at a release newer than the task's base."""
-    built = assemble(compose([f"experiment={experiment}", "job=prepare"]))
+    built = assemble(compose([f"experiment={experiment}", *PROOF, "job=prepare"]))
     assert asyncio.run(built.job.run(built)) == 0
     images, base = DebianImageStore(), {pair.package: Version(pair.base.version) for pair in reversed(known_pairs())}
     mounted = [images.path(spec) for key, spec in images_needed(built).items() if "verify" not in key]

@@ -7,6 +7,7 @@ from engine.core.contracts import AuditedPool, ImageStore, Say
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.paths import cache_dir
 from engine.observe.progress import make_progress
+from engine.run import warm_start
 from engine.run.workbench import check_machine, images_needed
 from engine.sandbox.images import DebianImageStore
 
@@ -27,12 +28,14 @@ class PrepareJob:
             for index, (key, spec) in enumerate(needed.items()):
                 progress.phase(f"image of {key}", index, len(needed), "")
                 await images.build(spec, progress.say)
-            progress.phase("preparing the model", 0, 0, "")
-            await built.model.prepare(progress.say)
             progress.phase("preparing tasks", 0, 0, "")
             await built.tasks.prepare(progress.say)
             progress.phase("trying the tasks", 0, 0, "")
             await _audit(built, images, progress.say)
+            check_machine(built, images, model=False)
+            progress.phase("preparing the model", 0, 0, "")
+            await built.model.prepare(progress.say)
+            await warm_start.make(built, images, progress.say)
             check_machine(built, images)
             progress.say(f"prepared: {len(built.tasks.load())} tasks, model {built.model.info().name}")
         return 0

@@ -118,36 +118,51 @@ class _Loop:
 
     async def _step(self, step: int) -> None:
         title = f"step {step + 1}/{self._plan.steps}"
+        metrics: dict[str, float] = {}
+        if step == 0:
+            before = await self._validation(0)
+            if before:
+                metrics["validation/reward_before"] = before["validation/reward"]
+                metrics["validation/trials_before"] = before["validation/trials"]
         begun = time.monotonic()
         self._state.update("rollout", step=step, policy_version=step)
-        scored = await self._sample(step, "rollout", self._plan.trials(step, step))
+        scored = await self._sample(step, f"{title} rollout", self._plan.trials(step, step))
         rolled_out = time.monotonic() - begun
         self._state.update("train")
         self._show(f"{title} train", lambda: self._trainer.doing)
-        metrics = await self._optimiser.step(step, scored, lambda what: self._sync(f"{title} {what}"))
+        metrics |= await self._optimiser.step(step, scored, lambda what: self._sync(f"{title} {what}"))
         metrics["time/rollout_s"] = rolled_out
         self._state.update("sync", policy_version=step + 1)
-        validated = bool(self._schedule.validation_every) and (step + 1) % self._schedule.validation_every == 0
-        if validated:
-            metrics |= await self._validate(step)
+        held_out = await self._validation(step + 1)
+        metrics |= held_out
         record = self._optimiser.record(step, metrics)
         self._writer.step(record)
         self._show(f"{title} checkpoint")
         await self._optimiser.checkpoint(step + 1)
-        self._writer.forget_routing(step)
+        self._writer.forget_routing(step + 1)  # what bears the next number is of the validation
         self._observer.step(record, self._plan.steps, self._writer)
-        if validated:
+        if held_out or (step + 1) % self._observer.report_every == 0:
             await _write_report(self._layout, self._observer)
 
-    async def _validate(self, step: int) -> dict[str, float]:
+    async def _validation(self, version: int) -> dict[str, float]:
+        """Metrics of the held-out tasks after `version` updates; none where none are due.
+
+        Its trials are kept under that number: `validation/step=0` is the policy before the first update."""
+        every, first = self._schedule.validation_every, self._schedule.validation_first
+        if not (first if version == 0 else every and version % every == 0):
+            return {}
         begun = time.monotonic()
         self._state.update("validation")
-        held_out = await self._sample(step, "validation", self._plan.validation(step, step + 1))
-        metrics = {"time/validation_s": time.monotonic() - begun}
+        title = f"step {version}/{self._plan.steps} validation" if version else "validation before step 1"
+        held_out = await self._sample(version, title, self._plan.validation(version, version))
         rewards = [one.verdict.reward for one in held_out if one.verdict is not None]
-        if rewards:
-            metrics |= {"validation/reward": sum(rewards) / len(rewards), "validation/trials": len(rewards)}
-        return metrics
+        if not rewards:
+            return {}
+        return {
+            "validation/reward": sum(rewards) / len(rewards),
+            "validation/trials": len(rewards),
+            "time/validation_s": time.monotonic() - begun,
+        }
 
     def _show(self, phase: str, note: Note = "") -> None:
         self._observer.phase(phase, 0, 0, note)
@@ -156,9 +171,8 @@ class _Loop:
         self._state.update("sync")
         self._show(phase)
 
-    async def _sample(self, step: int, name: str, trials: Sequence[Trial]) -> list[Scored]:
-        """Run trials with a progress line for each attempt that ends."""
-        title = f"step {step + 1}/{self._plan.steps} {name}"
+    async def _sample(self, step: int, title: str, trials: Sequence[Trial]) -> list[Scored]:
+        """Run trials, showing after each attempt that ends how far they are."""
         done: list[Scored] = []
 
         def show(scored: Scored) -> None:

@@ -7,6 +7,10 @@ their own at the end of the vocabulary. It refuses a vocabulary that the corpus 
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Tokens that text can never contain for a reader: skipped when decoding without specials."""
@@ -55,11 +59,11 @@ function signatures within <tools></tools> XML tags:\\n<tools>' }}
 
 
 def write_tokenizer(folder: Path, corpus: Iterable[str], vocabulary: int, max_context: int) -> dict[str, int]:
-    """Train on `corpus` and write tokenizer.json, tokenizer_config.json and chat_template.jinja into `folder`.
+    """Train on `corpus` and write tokenizer.json and tokenizer_config.json into `folder`.
 
     `vocabulary` counts everything: 256 bytes, merges, and the nine control tokens. Returns the ids of the control
     tokens. Raises ValueError when the corpus has too few distinct pieces for the vocabulary."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     specials = len(CONTROL) + len(MARKUP)
     tokenizer = Tokenizer(models.BPE())
@@ -77,13 +81,26 @@ def write_tokenizer(folder: Path, corpus: Iterable[str], vocabulary: int, max_co
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL])
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKUP])
+    add_control(tokenizer)
     size = tokenizer.get_vocab_size()
     if size != vocabulary:
         raise ValueError(f"the corpus fills {size} of {vocabulary} tokens")
+    return save(folder, tokenizer, max_context)
+
+
+def add_control(tokenizer: "Tokenizer") -> None:
+    """Add the nine tokens of Qwen3 at the end of the vocabulary."""
+    from tokenizers import AddedToken
+
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKUP])
+
+
+def save(folder: Path, tokenizer: "Tokenizer", max_context: int) -> dict[str, int]:
+    """Write the files of a tokenizer that ends in `add_control`; returns the ids of the control tokens."""
     tokenizer.save(str(folder / "tokenizer.json"))
-    ids = {text: size - specials + n for n, text in enumerate(CONTROL + MARKUP)}
+    size = tokenizer.get_vocab_size()
+    ids = {text: size - len(CONTROL + MARKUP) + n for n, text in enumerate(CONTROL + MARKUP)}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_context,

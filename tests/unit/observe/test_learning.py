@@ -45,10 +45,10 @@ def numbers(layout: Layout) -> dict[str, str]:
 
 
 def test_rewards_are_read_by_task_without_excluded_trials(tmp_path: Path) -> None:
-    run = read_curves(a_run(tmp_path / "r", TEN, {9: {"v": [1.0, 0.0]}}))
+    run = read_curves(a_run(tmp_path / "r", TEN, {10: {"v": [1.0, 0.0]}}))
     assert run.rewards[0] == {"a": [0.0, 0.0], "b": [0.0, 0.0]}
     assert run.rewards[9] == {"a": [1.0, 0.0], "b": [0.0, 1.0]}
-    assert [one is not None for one in run.validation] == [False] * 9 + [True]
+    assert [one is not None for one in run.validation] == [False] * 10 + [True]
 
 
 def test_the_first_four_steps_against_the_last_six(tmp_path: Path) -> None:
@@ -69,13 +69,14 @@ def test_the_windows_of_short_runs_do_not_overlap(tmp_path: Path, steps: int, wi
 
 
 def test_the_headline(tmp_path: Path) -> None:
-    held_out = {4: {"v": [0.0] * 4, "w": [0.0] * 4}, 9: {"v": [0.0] * 4, "w": [1.0] * 4}}
+    held_out = {0: {"v": [0.0] * 4, "w": [0.0] * 4}, 10: {"v": [0.0] * 4, "w": [1.0] * 4}}
     shown = numbers(a_run(tmp_path / "r", TEN, held_out, METRICS))
     low, high = wilson(0.0, 16)
     assert shown["steps"] == "10 of 24, rollout"
     assert shown["reward, first 4 steps"] == f"0.000 ({low:.3f} to {high:.3f}), 16 trials of 2 tasks"
     assert shown["difference"].startswith("+0.292 (")
-    assert shown["held-out solve rate, first"].endswith("8 trials of 2 tasks, after step 5")
+    assert shown["held-out solve rate, first"].endswith("8 trials of 2 tasks, before step 1")
+    assert shown["held-out solve rate, last"].endswith("8 trials of 2 tasks, after step 10")
     assert shown["held-out solve rate, last"].startswith("0.500 (")
     assert shown["held-out difference"].startswith("+0.500 (")
     assert shown["entropy, nats"] == "1.000 → 1.900"
@@ -95,7 +96,7 @@ def test_tokens_that_differ_at_any_step_are_not_called_equal(tmp_path: Path) -> 
 
 
 def test_the_page_draws_what_the_store_holds(tmp_path: Path) -> None:
-    layout = a_run(tmp_path / "r", TEN, {9: {"v": [1.0, 0.0]}}, METRICS)
+    layout = a_run(tmp_path / "r", TEN, {10: {"v": [1.0, 0.0]}}, METRICS)
     assert write_report(layout) == layout.root / "reports" / "learning.html"
     text = layout.learning.read_text()
     figures = drawn(text)
@@ -134,7 +135,7 @@ def test_the_page_draws_what_the_store_holds(tmp_path: Path) -> None:
 def test_every_figure_is_one_that_plotly_takes(tmp_path: Path) -> None:
     from plotly.graph_objects import Figure
 
-    runs = [read_curves(a_run(tmp_path / name, TEN, {9: {"v": [1.0, 0.0]}}, METRICS)) for name in "ab"]
+    runs = [read_curves(a_run(tmp_path / name, TEN, {10: {"v": [1.0, 0.0]}}, METRICS)) for name in "ab"]
     for figure in drawn(page(runs)).values():
         text = re.sub(r'"colour:[^"]*"', '"#0072B2"', json.dumps(figure["traces"]))
         Figure(data=json.loads(text), layout={"yaxis": {"title": {"text": figure["y_title"]}, **figure["y_axis"]}})
@@ -204,7 +205,7 @@ def plotly_script() -> str:
 
 
 def test_the_page_is_one_file_that_asks_nothing_of_others(tmp_path: Path) -> None:
-    layout = a_run(tmp_path / "r", TEN, {9: {"v": [1.0, 0.0]}}, METRICS)
+    layout = a_run(tmp_path / "r", TEN, {10: {"v": [1.0, 0.0]}}, METRICS)
     write_report(layout)
     text = layout.learning.read_text()
     script = plotly_script()

@@ -46,9 +46,11 @@ def test_summary_has_the_contract_keys(tmp_path: Path) -> None:
 
 
 def test_summary_compares_the_last_steps_with_the_first(tmp_path: Path) -> None:
-    held_out = {0: {"v": [0.0, 0.0]}, 2: {"v": [1.0, 0.0]}}
+    held_out = {0: {"v": [0.0, 0.0]}, 3: {"v": [1.0, 0.0]}}
     layout = a_run(tmp_path / "r", [{"a": [0.0, None]}, {"a": [1.0, 0.0]}, {"a": [1.0, 1.0]}], held_out)
-    learning = json.loads(json.dumps(summarise(Reader(layout), 3.0)))["learning"]
+    summary = json.loads(json.dumps(summarise(Reader(layout), 3.0)))
+    assert summary["trials"] == {"started": 10, "kept": 9, "excluded": {"sandbox_lost": 1}}
+    learning = summary["learning"]
     assert learning["windows"] == [1, 2]
     assert learning["training"]["difference"] == 0.75
     assert learning["training"]["first"]["trials"] == 1
@@ -69,7 +71,7 @@ def test_a_correlation_that_is_low_or_undefined_is_an_alarm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], metrics: dict[str, float], alarm: str
 ) -> None:
     layout = Layout(root=tmp_path)
-    observer = Observer(tensorboard=True, progress_interval_s=10.0, correlation_alarm=0.99)
+    observer = Observer(tensorboard=True, progress_interval_s=10.0, correlation_alarm=0.99, report_every=4)
     observer.start(layout)
     observer.step(StepRecord(step=0, policy_version=1, metrics=metrics), 1, Writer(layout))
     observer.stop()
@@ -81,7 +83,7 @@ def test_a_correlation_that_is_low_or_undefined_is_an_alarm(
 
 
 def test_a_rollout_shows_what_runs_and_what_was_earned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    observer = Observer(tensorboard=False, progress_interval_s=60.0, correlation_alarm=0.99)
+    observer = Observer(tensorboard=False, progress_interval_s=60.0, correlation_alarm=0.99, report_every=4)
     observer.start(Layout(root=tmp_path))
     lost = scored(None, "b", 0, termination=Termination.SANDBOX_LOST)
     observer.trials("step 1/2 rollout", [], 3, lambda: "2 running (oldest 3 s in setup)")

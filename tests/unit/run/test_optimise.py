@@ -13,6 +13,7 @@ from engine.core.errors import NoTrainableToken, RunError, WeightSyncError
 from engine.core.records import Batch, Scored, Termination
 from engine.run.optimise import Optimiser
 from engine.samples.advantages import GroupNormalized
+from engine.samples.rewards import AsJudged
 from engine.store.layout import Layout
 from engine.store.reader import Reader
 from engine.store.writer import Writer
@@ -71,7 +72,7 @@ class Bench:
 
 def optimiser(bench: Bench, root: Path, *, probed: bool = True, kept: int | None = None) -> Optimiser:
     built: Any = SimpleNamespace(
-        algorithm=SimpleNamespace(advantage=GroupNormalized(ddof=1, epsilon=1e-6)),
+        algorithm=SimpleNamespace(rewards=AsJudged(), advantage=GroupNormalized(ddof=1, epsilon=1e-6)),
         inference=SimpleNamespace(probe=bench if probed else None),
         schedule=SimpleNamespace(checkpoints_kept=kept),
     )

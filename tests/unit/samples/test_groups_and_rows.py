@@ -1,4 +1,5 @@
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,9 +9,16 @@ from engine.core.errors import AlignmentError, NoTrainableToken, RunError
 from engine.core.records import Scored, Termination, Trajectory
 from engine.samples.advantages import GroupNormalized
 from engine.samples.groups import make_groups
+from engine.samples.rewards import ShuffledInBatch
 from engine.samples.rows import make_batch
 
 NORMALISED = GroupNormalized(ddof=1, epsilon=1e-6)
+
+
+def raw(rewards):
+    return tuple(rewards)
+
+
 EXCLUDED = [termination for termination in Termination if termination.excluded]
 
 
@@ -28,6 +36,25 @@ def test_groups_are_by_task_in_order_with_samples_in_order():
 def test_epochs_are_groups_of_their_own():
     groups = make_groups([scored(1.0, epoch=0), scored(0.0, epoch=1)], NORMALISED)
     assert [group.advantages for group in groups] == [(0.0,), (0.0,)]
+
+
+def test_a_placebo_deals_the_batch_s_rewards_out_anew_and_reports_them_as_judged():
+    judged = [scored(float(task == "a" and sample < 3), task, sample) for task in "abc" for sample in range(4)]
+    deal = partial(ShuffledInBatch(seed=1), step=0)
+    groups = make_groups(judged, raw, deal)
+    assert [s.verdict.reward for group in groups for s in group.kept if s.verdict] == [1.0] * 3 + [0.0] * 9
+    dealt = [value for group in groups for value in group.advantages]
+    assert sorted(dealt) == [0.0] * 9 + [1.0] * 3
+    assert dealt != [1.0] * 3 + [0.0] * 9
+    assert dealt == [value for group in make_groups(judged, raw, deal) for value in group.advantages]
+    assert dealt != [
+        v for group in make_groups(judged, raw, partial(ShuffledInBatch(seed=1), step=1)) for v in group.advantages
+    ]
+
+
+def test_a_rule_that_loses_rewards_is_refused():
+    with pytest.raises(RunError, match="1 for 2 kept"):
+        make_groups([scored(1.0), scored(0.0, sample=1)], raw, lambda rewards: rewards[:1])
 
 
 @pytest.mark.parametrize("termination", EXCLUDED)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine.samples.advantages import GroupNormalized
+from engine.samples.rewards import AsJudged
 from engine.train.algorithm import Gspo
 from engine.train.losses import low_variance_kl
 from engine.train.streams import Streams
@@ -23,6 +24,7 @@ def gspo(kl_coefficient: float = 0.0, low: float = 3e-4, high: float = 4e-4) -> 
         kl_in_reward=False,
         aggregation="seq-mean-token-mean",
         importance_correction="off",
+        rewards=AsJudged(),
         advantage=GroupNormalized(ddof=1, epsilon=1e-6),
     )
 

@@ -1,0 +1,223 @@
+"""The warm start: a policy that has read a scripted solver's conversations before reinforcement begins.
+
+    scripted trials → texts → the model's tokeniser and random weights → rows → supervised fit → checkpoint
+
+The trials go through the real harness, sandbox, proxy and verifier. They are kept beside the models' cache, one file
+each, so an interrupted warm start goes on with what is missing; the checkpoint appears whole or not at all.
+
+Invariant: a checkpoint belongs to one fingerprint: of the model's settings, the harnesses and the warm-start tasks.
+Refuses a pool without warm-start tasks and a demonstration that was not kept.
+"""
+
+import asyncio
+import hashlib
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.config.built import Built
+from engine.core.contracts import ImageStore, Say, WarmStartedModel
+from engine.core.errors import ConfigError, RunError
+from engine.core.paths import cache_dir
+from engine.core.records import Demonstration, ModelInfo, Scored, Task, Trial, TrialKey
+from engine.inference.script import Turn
+from engine.inference.scripted import ScriptedEngine
+from engine.proxy.app import LlmProxy
+from engine.run.demonstrations import row, script
+from engine.run.plan import derived_seed
+from engine.run.rollout import Rollout
+from engine.run.trial import Workshop
+from engine.store.layout import Layout
+from engine.store.reader import Reader
+from engine.store.writer import Writer
+from engine.tokens.load import load_renderer
+from engine.tokens.tokenizer import CheckpointTokenizer
+
+_CONTEXT = 1 << 17
+"""Tokens of context while demonstrating: nothing samples, and the words have no short tokens yet."""
+_TURN = 1 << 14
+_SAY_EVERY = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Demonstrated:
+    """Trials in order, and what was said in each."""
+
+    blank: ModelInfo
+    """The checkpoint in whose tokens they went by."""
+
+    scored: tuple[Scored, ...]
+    turns: tuple[tuple[Turn, ...], ...]
+
+
+def bind(built: Built) -> bool:
+    """Tell a model that is warm-started what its demonstrations are made of; whether the model can be asked now.
+
+    Where the tasks are not prepared it cannot: what it lacks is then theirs to say."""
+    model = built.model
+    if not isinstance(model, WarmStartedModel):
+        return True
+    if built.tasks.problems():
+        return False
+    facts = {
+        "harnesses": built.config["harnesses"],
+        "runtimes": [repr(harness.runtime()) for harness in built.harnesses.values()],
+        "tasks": sorted((task.id, task.fingerprint) for task in built.tasks.load()),
+        "seed": built.seed,
+    }
+    model.bind(hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest())
+    return True
+
+
+async def make(built: Built, images: ImageStore, say: Say) -> None:
+    """Make the checkpoint of a warm-started model unless it is there; sandboxes are started and stopped."""
+    model = built.model
+    if not isinstance(model, WarmStartedModel) or model.info().path.is_dir():
+        return
+    tasks = built.tasks.load()
+    taught = [task for task in tasks if task.split == "warm_start"]
+    if not taught:
+        way_out = "choose a pool that has some (tasks=laptop), or a model that is not warm-started"
+        raise ConfigError("tasks", built.config["tasks"]["_target_"], "has no task for the warm start", way_out)
+    drafts = cache_dir() / "models"
+    drafts.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".warm-start-", dir=drafts) as folder:
+        draft = Path(folder) / "draft"
+        demonstrated = await _demonstrate(built, model, taught, images, (Path(folder), say))
+        say("warm start: training the tokeniser")
+        texts = await asyncio.to_thread(_texts, demonstrated, tasks)
+        info = await asyncio.to_thread(model.draft, texts, draft)
+        rows = await asyncio.to_thread(_rows, demonstrated, info)
+        say(f"warm start: {len(rows)} conversations, {np.mean([len(row.token_ids) for row in rows]):.0f} tokens each")
+        metrics = await asyncio.to_thread(model.fit, draft, rows, say)
+        path = model.settle(draft)
+    say("warm start: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+    say(f"warm start: checkpoint in {path}")
+
+
+# ---------------------------------------------------------------- demonstrations
+
+
+async def _demonstrate(
+    built: Built, model: WarmStartedModel, taught: Sequence[Task], images: ImageStore, place: tuple[Path, Say]
+) -> _Demonstrated:
+    """Run every demonstration through the real trial path. Raises RunError when one is lost for good."""
+    folder, say = place
+    trials = _trials(built, model, taught)
+    said = script(trials, built.harnesses, model.demonstrations.right_share, built.seed)
+    engine = ScriptedEngine(script=said, final_text="", seed=built.seed, probe=None)
+    blank = replace(model.draft((), folder / "blank"), max_context=_CONTEXT)
+    limits = {"max_prompt_tokens": _CONTEXT // 2, "max_response_tokens": _CONTEXT // 2, "max_tokens_per_turn": _TURN}
+    proxy = LlmProxy(**{key: value for key, value in built.config["proxy"].items() if key != "_target_"} | limits)
+    layout = Layout(root=cache_dir() / "demonstrations" / model.info().path.name)
+    layout.root.mkdir(parents=True, exist_ok=True)
+    done: list[Scored] = []
+
+    def show(scored: Scored) -> None:
+        done.append(scored)
+        if len(done) % _SAY_EVERY == 0 or len(done) == len(trials):
+            say(f"warm start: {len(done)} of {len(trials)} demonstrations")
+
+    def again(scored: Scored) -> None:
+        say(f"warm start: trying {scored.trajectory.trial.key} again: {scored.trajectory.reason}")
+
+    say(f"warm start: {len(trials)} demonstrations on {len(taught)} tasks")
+    try:
+        await engine.start(blank, folder)
+        await proxy.start(blank, engine)
+        await built.sandbox.start(images, f"warm-start-{built.hash}")
+        shop = Workshop(
+            images=images,
+            sandboxes=built.sandbox,
+            proxy=proxy,
+            harnesses=built.harnesses,
+            defenses=built.defense.stages,
+            verifier=built.verify,
+            scratch=folder / "scratch",
+            pids=built.sandbox.pids,
+            disk_mb=built.sandbox.disk_mb,
+        )
+        rollout = Rollout(shop, engine, built.schedule, Reader(layout), Writer(layout))
+        scored = await rollout.run(0, trials, show, again)
+    finally:
+        await proxy.stop()
+        await engine.stop()
+        await built.sandbox.stop()
+    for one in scored:
+        if one.trajectory.termination.excluded:
+            raise RunError(f"demonstration {one.trajectory.trial.key} was lost: {one.trajectory.reason}")
+    turns = tuple(tuple(said[str(trial.key)]) for trial in trials)
+    return _Demonstrated(blank=blank, scored=tuple(scored), turns=turns)
+
+
+def _trials(built: Built, model: WarmStartedModel, taught: Sequence[Task]) -> list[Trial]:
+    """`samples_per_task` of each harness on each task."""
+    return [
+        Trial(
+            key=TrialKey(run="warm-start", epoch=0, task=task.id, sample=sample, attempt=0),
+            task=task,
+            harness=harness,
+            policy_version=0,
+            seed=derived_seed(built.seed, "warm-start", task.id, sample),
+            temperature=1.0,
+            top_p=1.0,
+            split="warm_start",
+        )
+        for task in taught
+        for sample, harness in enumerate(sorted(built.harnesses) * model.demonstrations.samples_per_task)
+    ]
+
+
+# ---------------------------------------------------------------- texts and rows
+
+
+def _texts(demonstrated: _Demonstrated, tasks: Sequence[Task]) -> list[str]:
+    """What the tokeniser learns from: whole conversations as an engine sees them, and every task's issue.
+
+    Issues of all splits are read, as a user's own tokeniser would know the words of the code that it works on; which
+    of the lines in them is right stands in none."""
+    blank = CheckpointTokenizer(demonstrated.blank.path)
+    texts = [
+        blank.decode(segment.token_ids.tolist())
+        for scored in demonstrated.scored
+        for segment in scored.trajectory.segments
+    ]
+    often = -(-len(texts) // max(1, len(tasks)))
+    return texts + [task.instruction for task in tasks] * often
+
+
+def _rows(demonstrated: _Demonstrated, model: ModelInfo) -> list[Demonstration]:
+    """The conversations in the model's tokens.
+
+    Writing them down again is first proved on the tokens in which they really went by: those must come out the same."""
+    blank, own = _Writer(demonstrated.blank), _Writer(model)
+    rows = []
+    for scored, turns in zip(demonstrated.scored, demonstrated.turns, strict=True):
+        went_by, again = scored.trajectory.segments, blank.row(scored, turns)
+        same = len(went_by) == 1 and np.array_equal(went_by[0].token_ids, again.token_ids)
+        if not same or not np.array_equal(went_by[0].target, again.sampled):
+            raise RunError(f"demonstration {scored.trajectory.trial.key}: its tokens cannot be written down again")
+        rows.append(own.row(scored, turns))
+    return rows
+
+
+class _Writer:
+    """Writes conversations in a checkpoint's tokens."""
+
+    def __init__(self, model: ModelInfo) -> None:
+        self._renderer, self._tokenizer = load_renderer(model), CheckpointTokenizer(model.path)
+        stop = self._tokenizer.eos_token_id
+        if stop is None or stop not in self._renderer.stop_token_ids:
+            raise RunError(f"the tokeniser's eos token {stop} does not end a turn of renderer {model.renderer}")
+        self._stop = stop
+
+    def row(self, scored: Scored, turns: Sequence[Turn]) -> Demonstration:
+        return row(scored, turns, self._renderer, self._encode)
+
+    def _encode(self, text: str) -> NDArray[np.int32]:
+        return np.asarray([*self._tokenizer.encode(text), self._stop], np.int32)
