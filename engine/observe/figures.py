@@ -163,7 +163,9 @@ def _metric(
 
 
 def _stages(runs: Sequence[Curves]) -> Figure:
-    """Medians with a whisker up to the 90th percentile; the stage gives colour and symbol, the run the dash."""
+    """Medians with a whisker up to the 90th percentile; the stage gives colour and symbol, the run the dash.
+
+    Other runs' wait in the legend: all at once would hide each other."""
     traces = []
     names = sorted({name for run in runs for name in run.metrics() if name.startswith("stages/")})
     stages = [name.removeprefix("stages/").removesuffix("_p50_s") for name in names if name.endswith("_p50_s")]
@@ -183,12 +185,13 @@ def _stages(runs: Sequence[Curves]) -> Figure:
             ]
             whisker = {"type": "data", "symmetric": False, "array": gaps, "arrayminus": [0.0] * len(gaps)}
             trace = _trace(middle, hover, label, index, look)
-            traces.append(trace | {"error_y": whisker | {"color": f"colour:{line}", "thickness": 1}})
+            trace |= {"error_y": whisker | {"color": f"colour:{line}", "thickness": 1}}
+            traces.append(trace if index == 0 else trace | {"visible": "legendonly"})
     return Figure(
         id="stages",
         title="Stages of a trial",
         caption="Median, with a whisker up to the 90th percentile, over the trials of a step. "
-        "`first_request`: from the harness's start to its first call of the model.",
+        "`first_request`: from the harness's start to its first call of the model. Other runs: click in the legend.",
         y_title="seconds",
         traces=traces,
         y_axis={"type": "log"},

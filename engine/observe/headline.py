@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from engine.observe.curves import FIRST, LAST, Curves
+from engine.observe.curves import Curves
 from engine.observe.estimates import Change, Estimate
 
 Table = tuple[list[str], list[list[str]]]
@@ -36,13 +36,25 @@ def _steps(run: Curves) -> str:
     return f"{count} of {run.planned}, {run.phase}" if run.planned > count else str(count)
 
 
-def _learned(part: Callable[[Change], str]) -> Callable[[Curves], str]:
-    return lambda run: part(run.learned) if run.learned is not None else NONE
+def _difference(run: Curves) -> str:
+    return signed(run.learned) if run.learned is not None else NONE
 
 
-def _window(run: Curves) -> str:
-    first, last = run.windows
-    return NONE if not first or (first, last) == (FIRST, LAST) else f"first {first}, last {last} steps"
+def _start(run: Curves) -> str:
+    if run.learned is None:
+        return NONE
+    return f"{spread(run.learned.first)}, {_range(1, run.windows[0])}"
+
+
+def _end(run: Curves) -> str:
+    if run.learned is None:
+        return NONE
+    count = len(run.steps)
+    return f"{spread(run.learned.last)}, {_range(count - run.windows[1] + 1, count)}"
+
+
+def _range(first: int, last: int) -> str:
+    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def _only(run: Curves) -> str:
@@ -98,11 +110,10 @@ def _trials(run: Curves) -> str:
 
 _ROWS: Mapping[str, Callable[[Curves], str]] = {
     "steps": _steps,
-    f"reward, first {FIRST} steps": _learned(lambda change: spread(change.first)),
-    f"reward, last {LAST} steps": _learned(lambda change: spread(change.last)),
     "reward": _only,
-    "difference": _learned(signed),
-    "compared (a short run)": _window,
+    "reward at the start": _start,
+    "reward at the end": _end,
+    "difference": _difference,
     "held-out solve rate, first": _held_out(0),
     "held-out solve rate, last": _held_out(-1),
     "held-out difference": _held_out_change,

@@ -57,8 +57,7 @@ def _summary(run: Curves) -> str:
     if run.learned is None:
         return "One step is finished; there is nothing to compare it with yet."
     first, last = run.windows
-    steps = f"mean reward of the last {last} steps minus the first {first}"
-    return f"{signed(run.learned)} {steps}"
+    return f"{signed(run.learned)}: mean reward, last {last} of {len(run.steps)} steps minus first {first}"
 
 
 def _section(figure: Figure) -> str:

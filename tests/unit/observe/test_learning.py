@@ -73,7 +73,8 @@ def test_the_headline(tmp_path: Path) -> None:
     shown = numbers(a_run(tmp_path / "r", TEN, held_out, METRICS))
     low, high = wilson(0.0, 16)
     assert shown["steps"] == "10 of 24, rollout"
-    assert shown["reward, first 4 steps"] == f"0.000 ({low:.3f} to {high:.3f}), 16 trials of 2 tasks"
+    assert shown["reward at the start"] == f"0.000 ({low:.3f} to {high:.3f}), 16 trials of 2 tasks, steps 1 to 4"
+    assert shown["reward at the end"].endswith("24 trials of 2 tasks, steps 5 to 10")
     assert shown["difference"].startswith("+0.292 (")
     assert shown["held-out solve rate, first"].endswith("8 trials of 2 tasks, before step 1")
     assert shown["held-out solve rate, last"].endswith("8 trials of 2 tasks, after step 10")
@@ -85,7 +86,7 @@ def test_the_headline(tmp_path: Path) -> None:
     assert shown["largest |Δ log p|"] == "3.0e-05"
     assert shown["tokens sampled / trained"] == "100 / 100 (equal at every step)"
     assert shown["training trials kept / excluded"] == "40 / 10"
-    assert "compared (a short run)" not in shown
+    assert "reward" not in shown
     StateFile(Layout(root=tmp_path / "r")).update("finished", steps=10)
     assert numbers(Layout(root=tmp_path / "r"))["steps"] == "10"
 
