@@ -184,7 +184,7 @@ async def test_a_runtime_that_is_not_there_is_a_failure_of_the_harness(tmp_path:
         launch = harness.launch(task, Endpoint(base_url="http://127.0.0.1:8080/t/x", api_key=KEY, model="policy"))
         await sandbox.write(launch.files)
         result = await sandbox.exec(
-            launch.command, environment=launch.environment, cwd=launch.cwd, timeout_s=60, stdin=b""
+            launch.command, environment=launch.environment, cwd=launch.cwd, timeout_s=60, stdin=b"", warm=launch.warm
         )
         report = await sandbox.read(harness.report_path, 1 << 20)
     with pytest.raises(HarnessError, match="exited with 127"):

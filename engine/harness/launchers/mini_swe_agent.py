@@ -15,6 +15,14 @@ IMPORT_ENVIRONMENT = {
     "MSWEA_SILENT_STARTUP": "1",
     "MSWEA_GLOBAL_CONFIG_DIR": "/run/lego/mini-swe-agent",  # made at import; by default in the agent's home
 }
+IMPORTED = (
+    "minisweagent.agents.default",
+    "minisweagent.config",
+    "minisweagent.environments.local",
+    "minisweagent.models.litellm_model",
+    "minisweagent.models.litellm_textbased_model",
+    "minisweagent.utils.serialize",
+)
 ENDINGS = {
     "Submitted": process.EXIT_FINISHED,
     "LimitsExceeded": process.EXIT_MAX_TURNS,

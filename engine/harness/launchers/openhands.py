@@ -12,6 +12,14 @@ IMPORT_ENVIRONMENT = {
     "LOG_LEVEL": "WARNING",
     "ALLOW_SHORT_CONTEXT_WINDOWS": "true",  # the endpoint bounds the context; small windows are meant
 }
+IMPORTED = (
+    "openhands.sdk",
+    "openhands.sdk.context.condenser",
+    "openhands.sdk.llm.exceptions",
+    "openhands.tools.file_editor",
+    "openhands.tools.task_tracker",
+    "openhands.tools.terminal",
+)
 
 
 class Progress:
