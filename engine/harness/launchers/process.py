@@ -41,6 +41,16 @@ STARTED = "lego-agent: conversation started"
 SPENT = {errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
 CLIENTS = ("litellm", "openai", "httpx", "httpcore")
 """Packages whose exceptions tell of the endpoint, where the harness's own do not say more."""
+LITELLM = (
+    "httpcore",
+    "litellm._service_logger",
+    "litellm.llms.litellm_proxy.chat.transformation",
+    "litellm.llms.openai.chat.gpt_audio_transformation",
+    "litellm.llms.openai_like.dynamic_config",
+    "litellm.proxy.openai_files_endpoints.common_utils",
+    "openai.resources",
+)
+"""What litellm imports at its first call."""
 PR_SET_DUMPABLE = 4
 TEXT_LIMIT = 2000
 
