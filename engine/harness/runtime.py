@@ -72,14 +72,18 @@ def runtime_problems(key: str, version: str, spec: ImageSpec, images: ImageStore
     return found
 
 
+def interpreter() -> tuple[str, ...]:
+    """Command that runs a script in the mounted runtime's Python, isolated from environment and current folder."""
+    multiarch, loader = _LOADERS[platform.machine()]
+    libraries, python = f"{RUNTIME}/usr/lib/{multiarch}", f"{RUNTIME}/usr/bin/python3"
+    return (f"{libraries}/{loader}", "--argv0", python, "--library-path", libraries, python, "-I", "-B")
+
+
 def launch(launcher: str, settings: Mapping[str, Any], task: Task, start: Start) -> Launch:
     """Start module `launcher` of `engine.harness.launchers` with its settings, in the task's repository.
 
     `settings` must be JSON; `runtime` and `instruction` are added to them."""
     program, settings_path = f"{FOLDER}/launcher", f"{FOLDER}/settings.json"
-    multiarch, loader = _LOADERS[platform.machine()]
-    libraries, python = f"{RUNTIME}/usr/lib/{multiarch}", f"{RUNTIME}/usr/bin/python3"
-    interpreter = (f"{libraries}/{loader}", "--argv0", python, "--library-path", libraries, python, "-I", "-B")
     files = {settings_path: json.dumps({"runtime": RUNTIME, "instruction": task.instruction, **settings}).encode()}
     source = resources.files("engine.harness.launchers")
     modules = {
@@ -89,8 +93,8 @@ def launch(launcher: str, settings: Mapping[str, Any], task: Task, start: Start)
     }
     if start == "warm":
         modules["warm.py"] = _WARM.format(launcher=launcher, runtime=RUNTIME).encode()
-        warm = WarmStart(interpreter=interpreter, folder=program, module="warm", files=modules)
+        warm = WarmStart(interpreter=interpreter(), folder=program, module="warm", files=modules)
         return Launch(command=(program, settings_path), environment={}, cwd=task.workdir, files=files, warm=warm)
     modules["__main__.py"] = _MAIN.format(launcher=launcher).encode()
     files |= {f"{program}/{name}": content for name, content in modules.items()}
-    return Launch(command=(*interpreter, program, settings_path), environment={}, cwd=task.workdir, files=files)
+    return Launch(command=(*interpreter(), program, settings_path), environment={}, cwd=task.workdir, files=files)

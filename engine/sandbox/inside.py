@@ -39,6 +39,7 @@ _OOM_SCORE = 500
 _BACKLOG = 128
 _STATUS_LIMIT = 1 << 16
 _PATIENCE_S = 30.0
+_PF_EXITING = 0x4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +180,7 @@ class ContainedSandbox:
     ) -> ExecResult:
         name = self._parts.spec.name
         kind, _, text = (answer.decode() or "error the process that entered was killed").partition(" ")
-        if not timed_out and not self._alive():
+        if not timed_out and (not self._alive() or _exiting(self._parts.init)):
             raise SandboxError(f"sandbox {name} ended while a command ran")
         if not timed_out and kind == "error":
             raise SandboxError(f"sandbox {name} cannot be entered: {text}")
@@ -324,6 +325,15 @@ def _listen_in(namespace: int, port: int) -> socket.socket:
     if failed:
         raise failed[0]
     return made[0]
+
+
+def _exiting(pid: int) -> bool:
+    """Whether a process is on its way out: a first process takes all others along before it has ended itself."""
+    try:
+        flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
+    except OSError:
+        return True
+    return bool(flags & _PF_EXITING)
 
 
 def _ended(pidfd: int) -> bool:

@@ -28,8 +28,9 @@ from engine.sandbox.files import parts
 from engine.sandbox.processes import end
 from engine.sandbox.tools import find
 
-CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
-"""To enter namespaces and their file system, to become the sandbox's user, to drop the rest."""
+CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
+"""To enter namespaces and their file system, to become the sandbox's user, to drop the rest, and so that the kernel
+ends a trial's process, another user's, with the one that waits for it."""
 _SERVER = "/run/warm"
 _START_S = 180.0
 _FORK_S = 30.0
