@@ -10,8 +10,6 @@ Refuses (HarnessError) a program that does not import, does not become ready in 
 """
 
 import asyncio
-import contextlib
-import os
 import secrets
 import shutil
 import socket
@@ -193,13 +191,12 @@ class WarmProcess:
         for mount in place.mounts:
             command += ["--ro-bind", str(mount.source), mount.target]
         for module in (enter, warm_server):
-            path = str(Path(str(module.__file__)).resolve())
-            command += ["--ro-bind", path, f"{_SERVER}/{os.path.basename(path)}"]  # noqa: PTH119
+            path = Path(str(module.__file__)).resolve()
+            command += ["--ro-bind", str(path), f"{_SERVER}/{path.name}"]
         command += ["--ro-bind", str(self._folder), start.folder]
         for name, value in place.environment.items():
             command += ["--setenv", name, value]
         for folder in {place.cwd, place.environment.get("HOME", "/")} - {"/"}:
             command += ["--dir", folder]
-        server = f"{_SERVER}/{os.path.basename(warm_server.__file__)}"  # noqa: PTH119
-        control = str(self._theirs.fileno())
-        return [*command, "--chdir", place.cwd, "--", *start.interpreter, server, control, start.folder, start.module]
+        server = (f"{_SERVER}/{Path(warm_server.__file__).name}", str(self._theirs.fileno()))
+        return [*command, "--chdir", place.cwd, "--", *start.interpreter, *server, start.folder, start.module]

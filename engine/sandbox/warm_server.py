@@ -17,6 +17,7 @@ import select
 import socket
 import sys
 import time
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -36,7 +37,7 @@ class Refusal(Exception):
 def main(control: int, folder: str, module_name: str) -> None:
     """Serve until the engine closes its end of `control`."""
     narrow_rights()
-    enter, module = _import(os.path.dirname(__file__), "enter"), _import(folder, module_name)
+    enter, module = _import(str(Path(__file__).parent), "enter"), _import(folder, module_name)
     module.load()
     messages = socket.socket(fileno=control)
     children: dict[int, int] = {}
@@ -83,13 +84,13 @@ def capabilities() -> tuple[int, int, int]:
 
 def check_alone(control: int, children: dict[int, int]) -> None:
     """Raise Refusal where a fork would lose a thread or hand a descriptor on."""
-    threads = len(os.listdir("/proc/self/task"))
+    threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
         raise Refusal(f"{threads} threads run after the imports; a fork has one (start cold)")
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != control and int(name) not in children:
+    for path in Path("/proc/self/fd").iterdir():
+        if int(path.name) > 2 and int(path.name) != control and int(path.name) not in children:
             try:
-                target = os.readlink(f"/proc/self/fd/{name}")
+                target = path.readlink()
             except FileNotFoundError:  # the listing's own
                 continue
             raise Refusal(f"the imports hold a descriptor of {target} (start cold)")

@@ -47,7 +47,7 @@ print(json.dumps({
         line.split(":")[1] + line.rpartition("/")[2][:7] for line in open("/proc/self/cgroup").read().splitlines()}),
     "session": os.getsid(0) == os.getpid() == os.getpgid(0), "parent": os.getppid(), "cwd": os.getcwd(),
     "root": sorted(os.listdir("/")), "path": sys.path, "flags": list(sys.flags), "environment": sorted(os.environ),
-    "handlers": {number.name: str(signal.getsignal(number)) for number in signal.valid_signals() if hasattr(number, "name")},
+    "handlers": {int(number): str(signal.getsignal(number)) for number in signal.valid_signals()},
     "nice": os.nice(0), "affinity": sorted(os.sched_getaffinity(0)), "priority": os.sched_getscheduler(0),
     "encoding": [sys.stdout.encoding, sys.stdout.line_buffering, sys.getfilesystemencoding()],
 }))
@@ -67,6 +67,13 @@ async def vanish(*pids: int) -> None:
     """Wait until processes have ended; whoever inherits them may reap them when it likes."""
     async with asyncio.timeout(30):
         while [pid for pid in pids if is_alive(pid)]:
+            await asyncio.sleep(0.01)
+
+
+async def all_reaped(pid: int) -> None:
+    """Wait until a warm process has no descendant, not even a zombie."""
+    async with asyncio.timeout(30):
+        while descendants(pid):
             await asyncio.sleep(0.01)
 
 
@@ -142,15 +149,14 @@ async def test_first_users_share_one_start_and_nothing_piles_up(runtime: LocalRu
     first = await asyncio.gather(*(run(sandbox, where) for sandbox in rooms))
     assert len({result.stdout for result in first}) == 4
     (pid,) = warm_processes()
+    await all_reaped(pid)
     held, ours = descriptors(pid), len(descriptors(os.getpid()))
     for _ in range(12):
         again = await asyncio.gather(*(run(sandbox, where) for sandbox in rooms))
         assert [result.stdout for result in again] == [result.stdout for result in first]
     many = await asyncio.gather(*(run(rooms[0], f"print({number})") for number in range(8)))
     assert [result.stdout for result in many] == [b"%d\n" % number for number in range(8)]
-    async with asyncio.timeout(30):
-        while descendants(pid):  # not even zombies
-            await asyncio.sleep(0.01)
+    await all_reaped(pid)
     assert warm_processes() == [pid]
     assert descriptors(pid) == held
     assert len(descriptors(os.getpid())) == ours
@@ -188,7 +194,7 @@ async def test_the_warm_process_sees_no_host_no_network_and_nothing_of_a_trial(r
 
 def holds(pid: int, wanted: bytes) -> bool:
     """Whether some bytes lie in the memory of a process."""
-    with open(f"/proc/{pid}/mem", "rb", 0) as memory:
+    with Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             span, rights, *_ = line.split()
             if "rw" not in rights:
