@@ -83,7 +83,7 @@ class Plan:
         return self._trials(self.batch(step), step, version, "train", self.schedule.rollouts_per_prompt, self.rollout)
 
     def validation(self, step: int, version: int) -> list[Trial]:
-        """Validation trials that follow a step: of the same tasks after each, so that a curve compares like with like."""
+        """Validation trials that follow a step: of the same tasks each time, so a curve compares like with like."""
         sampling = Sampling(temperature=self.schedule.validation_temperature, top_p=self.schedule.validation_top_p)
         chosen = sorted(self.held_out[: self.schedule.validation_prompts], key=lambda task: task.id)
         return self._trials(chosen, step, version, "validation", self.schedule.validation_samples, sampling)
