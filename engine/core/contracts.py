@@ -28,6 +28,7 @@ from engine.core.records import (
     Termination,
     Trial,
     Verdict,
+    WarmStart,
 )
 
 if TYPE_CHECKING:
@@ -74,8 +75,12 @@ class Sandbox(Protocol):
         cwd: str,
         timeout_s: float,
         stdin: bytes,
+        warm: WarmStart | None = None,
     ) -> ExecResult:
-        """Run a command to its end. A non-zero exit is a result; only a broken sandbox raises SandboxError."""
+        """Run a command to its end. A non-zero exit is a result; only a broken sandbox raises SandboxError.
+
+        With `warm`, nothing is executed: a process forked from the warm one, which is started when first needed,
+        runs its program with `command` as `sys.argv`; all else is the same. HarnessError: it cannot be started."""
         ...
 
     async def write(self, files: Mapping[str, bytes]) -> None:

@@ -460,11 +460,31 @@ class Endpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """A Python process that imports a program once, and from which each trial's process is forked into its sandbox.
+
+    It sees nothing but the sandbox's mounts and its own `files`, has no network, and is told nothing of any trial."""
+
+    interpreter: tuple[str, ...]
+    """Command that runs a Python script (its path and arguments are appended), from one of the sandbox's mounts."""
+    folder: str
+    """Absolute path of the folder that `module` is imported from and that holds `files`."""
+    module: str
+    """Defines `load() -> None`, called once, and `run(command, environment) -> NoReturn`, called in each trial's
+    process when it is inside its sandbox and has given up all rights."""
+    files: Mapping[str, bytes]
+    """Path below `folder` → contents."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Launch:
     """How to start a harness for one trial."""
 
     command: tuple[str, ...]
+    """What is executed; with `warm`, the `sys.argv` of the process that is forked."""
     environment: Mapping[str, str]
     cwd: str
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Absolute sandbox path → contents, written before the start (configuration, prompt); outside the repository."""
+    warm: WarmStart | None = None
+    """None: a cold start."""

@@ -14,7 +14,7 @@ from engine.harness import endings, runtime
 
 
 class MiniSweAgent:
-    """`harnesses.mini_swe_agent`: one agent per trial, started cold."""
+    """`harnesses.mini_swe_agent`: one agent per trial, in a process of its own."""
 
     name = "mini_swe_agent"
 
@@ -22,6 +22,7 @@ class MiniSweAgent:
         self,
         *,
         version: str,
+        start: runtime.Start,
         max_turns: int,
         max_output_tokens: int | None,
         native_tool_calling: bool,
@@ -33,7 +34,7 @@ class MiniSweAgent:
         llm_timeout_s: int,
     ) -> None:
         self.max_turns = max_turns
-        self._version = version
+        self._version, self._start = version, start
         self._max_output_tokens, self._native_tool_calling = max_output_tokens, native_tool_calling
         self._system_template, self._instance_template = system_template, instance_template
         self._max_format_errors, self._command_timeout_s = max_format_errors, command_timeout_s
@@ -53,7 +54,7 @@ class MiniSweAgent:
         return runtime.runtime_problems(f"harnesses.{self.name}", self._version, self.runtime(), images)
 
     def launch(self, task: Task, endpoint: Endpoint) -> Launch:
-        return runtime.launch("mini_swe_agent", self._settings(task, endpoint), task)
+        return runtime.launch("mini_swe_agent", self._settings(task, endpoint), task, self._start)
 
     def judge(self, result: ExecResult, report: bytes | None) -> tuple[Termination, str]:
         return endings.judge("mini-swe-agent", result, report)

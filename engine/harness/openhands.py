@@ -14,7 +14,7 @@ from engine.harness.condensers import Condenser
 
 
 class OpenHands:
-    """`harnesses.openhands`: one agent per trial, started cold."""
+    """`harnesses.openhands`: one agent per trial, in a process of its own."""
 
     name = "openhands"
 
@@ -22,6 +22,7 @@ class OpenHands:
         self,
         *,
         version: str,
+        start: runtime.Start,
         max_turns: int,
         max_output_tokens: int | None,
         native_tool_calling: bool,
@@ -37,7 +38,7 @@ class OpenHands:
         llm_timeout_s: int,
     ) -> None:
         self.max_turns = max_turns
-        self._version, self._condenser = version, condenser
+        self._version, self._start, self._condenser = version, start, condenser
         self._max_output_tokens, self._native_tool_calling = max_output_tokens, native_tool_calling
         self._system_prompt, self._stuck_detection = system_prompt, stuck_detection
         self._tools, self._builtin_tools = tuple(tools), tuple(builtin_tools)
@@ -61,7 +62,7 @@ class OpenHands:
         return [*self._condenser.problems(f"{key}.condenser"), *mounting]
 
     def launch(self, task: Task, endpoint: Endpoint) -> Launch:
-        return runtime.launch("openhands", self._settings(task, endpoint), task)
+        return runtime.launch("openhands", self._settings(task, endpoint), task, self._start)
 
     def judge(self, result: ExecResult, report: bytes | None) -> tuple[Termination, str]:
         return endings.judge("OpenHands", result, report)

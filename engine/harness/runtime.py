@@ -1,4 +1,4 @@
-"""Self-contained runtimes for harnesses written in Python, and how a launcher is started in one.
+"""Self-contained runtimes for harnesses written in Python, and how a launcher is started in one, cold or warm.
 
 A runtime is a Debian root with its own Python, mounted read-only; it is started through its own dynamic loader, so it
 needs nothing of the task's image and leaves nothing in the agent's shell (no PATH, PYTHONHOME or PYTHONPATH).
@@ -8,12 +8,13 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError
-from engine.core.records import ImageSpec, Launch, Mount, Task
+from engine.core.records import ImageSpec, Launch, Mount, Task, WarmStart
 
+Start = Literal["warm", "cold"]
 RUNTIME = "/opt/agent"
 """Where the runtime is mounted in every sandbox."""
 FOLDER = "/run/lego"
@@ -25,6 +26,22 @@ _LOADERS = {
     "aarch64": ("aarch64-linux-gnu", "ld-linux-aarch64.so.1"),
 }
 """Machine → Debian's multiarch folder and the dynamic loader in it."""
+_MAIN = """\
+from launchers import {launcher}, process
+
+process.start({launcher})
+"""
+_WARM = """\
+from launchers import {launcher}, process
+
+
+def load():
+    process.load({launcher}, "{runtime}")
+
+
+def run(command, environment):
+    process.start_warm({launcher}, command, environment)
+"""
 
 
 def python_runtime(name: str, version: str, wanted: Sequence[str], packages: Sequence[str] = ()) -> ImageSpec:
@@ -55,26 +72,29 @@ def runtime_problems(key: str, version: str, spec: ImageSpec, images: ImageStore
     return found
 
 
-def launch(launcher: str, settings: Mapping[str, Any], task: Task) -> Launch:
+def interpreter() -> tuple[str, ...]:
+    """Command that runs a script in the mounted runtime's Python, isolated from environment and current folder."""
+    multiarch, loader = _LOADERS[platform.machine()]
+    libraries, python = f"{RUNTIME}/usr/lib/{multiarch}", f"{RUNTIME}/usr/bin/python3"
+    return (f"{libraries}/{loader}", "--argv0", python, "--library-path", libraries, python, "-I", "-B")
+
+
+def launch(launcher: str, settings: Mapping[str, Any], task: Task, start: Start) -> Launch:
     """Start module `launcher` of `engine.harness.launchers` with its settings, in the task's repository.
 
     `settings` must be JSON; `runtime` and `instruction` are added to them."""
     program, settings_path = f"{FOLDER}/launcher", f"{FOLDER}/settings.json"
-    multiarch, loader = _LOADERS[platform.machine()]
-    libraries, python = f"{RUNTIME}/usr/lib/{multiarch}", f"{RUNTIME}/usr/bin/python3"
-    start = (f"{libraries}/{loader}", "--argv0", python, "--library-path", libraries, python)
-    main = f"from launchers import {launcher}, process\n\nprocess.start({launcher})\n"
+    files = {settings_path: json.dumps({"runtime": RUNTIME, "instruction": task.instruction, **settings}).encode()}
     source = resources.files("engine.harness.launchers")
-    content = {"runtime": RUNTIME, "instruction": task.instruction, **settings}
-    return Launch(
-        command=(*start, "-I", "-B", program, settings_path),
-        environment={},
-        cwd=task.workdir,
-        files={
-            f"{program}/__main__.py": main.encode(),
-            f"{program}/launchers/__init__.py": b"",
-            f"{program}/launchers/process.py": source.joinpath("process.py").read_bytes(),
-            f"{program}/launchers/{launcher}.py": source.joinpath(f"{launcher}.py").read_bytes(),
-            settings_path: json.dumps(content).encode(),
-        },
-    )
+    modules = {
+        "launchers/__init__.py": b"",
+        "launchers/process.py": source.joinpath("process.py").read_bytes(),
+        f"launchers/{launcher}.py": source.joinpath(f"{launcher}.py").read_bytes(),
+    }
+    if start == "warm":
+        modules["warm.py"] = _WARM.format(launcher=launcher, runtime=RUNTIME).encode()
+        warm = WarmStart(interpreter=interpreter(), folder=program, module="warm", files=modules)
+        return Launch(command=(program, settings_path), environment={}, cwd=task.workdir, files=files, warm=warm)
+    modules["__main__.py"] = _MAIN.format(launcher=launcher).encode()
+    files |= {f"{program}/{name}": content for name, content in modules.items()}
+    return Launch(command=(*interpreter(), program, settings_path), environment={}, cwd=task.workdir, files=files)

@@ -171,6 +171,7 @@ async def _converse(
                 cwd=launch.cwd,
                 timeout_s=trial.task.agent_timeout_s,
                 stdin=b"",
+                warm=launch.warm,
             )
         report = await sandbox.read(harness.report_path, REPORT_LIMIT)
         return harness.judge(result, report)

@@ -17,9 +17,10 @@ from engine.core.errors import SandboxError
 from engine.core.records import SandboxSpec
 from engine.sandbox.cgroups import Cgroup, Limits
 from engine.sandbox.inside import ContainedSandbox, Parts, in_thread
-from engine.sandbox.local import LocalRuntime, Settings, find
+from engine.sandbox.local import LocalRuntime, Settings
 from engine.sandbox.processes import end
 from engine.sandbox.rooms import Record, Room, Storage, dismantle
+from engine.sandbox.tools import find
 
 _INIT = "/.init"
 _START_S = 20.0
@@ -73,6 +74,7 @@ class BubblewrapRuntime(LocalRuntime):
                     init=init,
                     cgroup=cgroup,
                     owner=self._owner,
+                    warm=self._warm,
                     output_limit=self._settings.output_limit_bytes,
                     remove=partial(self._remove, process, room),
                 )

@@ -195,6 +195,19 @@ class CommandGroup:
         self.joins = tuple(joins)
         """The `cgroup.procs` files that the command's first process writes itself into."""
 
+    @contextlib.contextmanager
+    def joining(self) -> Iterator[list[int]]:
+        """Descriptors of `joins`: whoever enters with them needs no right over control groups, since the kernel asks
+        who opened them."""
+        opened: list[int] = []
+        try:
+            for path in self.joins:
+                opened.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+            yield opened
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
     def kill(self) -> None:
         """Kill every member, and those that they start meanwhile; returns when none is left."""
         kill_folder(self._folder)

@@ -1,8 +1,9 @@
-"""Runs one command inside a sandbox: a program of its own, started as `python -I -S enter.py REQUEST STATUS`.
+"""Enters a sandbox and runs one thing there: a program of its own, started as `python -I -S enter.py REQUEST STATUS`.
 
 REQUEST and STATUS are file descriptors. It enters the namespaces, forks, and the child joins the sandbox's control
 groups, gives up every right, and executes the command. REQUEST holds one marshalled dictionary; STATUS receives
-`exit CODE` once the command ended, or `error TEXT` when the sandbox could not be entered.
+`exit CODE` once the command ended, or `error TEXT` when the sandbox could not be entered. The warm process (see
+warm_server) imports it and enters by the same steps, with something else to do at their end.
 
 Invariant: while it still has rights it opens nothing and executes nothing that lies inside the sandbox, so nothing
 there can mislead it. Its few imports come first, because none can be done after entering; each costs every command
@@ -14,6 +15,7 @@ import marshal
 import os
 import resource
 import sys
+from _collections_abc import Callable  # loaded already, unlike `collections.abc`
 
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 24, 38, 22
 _SECCOMP_MODE_FILTER = 2
@@ -35,47 +37,51 @@ def _check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def main(request_fd: int, status_fd: int) -> None:
-    """Serve one request; always writes a status."""
-    _check(_libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "prctl")
-    os.set_inheritable(status_fd, False)
+def take(request_fd: int) -> dict:  # type: ignore[type-arg]
+    """Read the request."""
     with os.fdopen(request_fd, "rb") as file:
-        request = marshal.load(file)  # noqa: S302
+        return marshal.load(file)  # type: ignore[no-any-return]  # noqa: S302
+
+
+def serve(request: dict, status_fd: int, act: Callable[[dict], int]) -> None:  # type: ignore[type-arg]
+    """Serve one request: `act` does the work in the child, with all rights given up, and returns its exit code.
+
+    Always writes a status."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "prctl")
     try:
-        status = f"exit {_run(request)}"
+        status = f"exit {_run(request, act)}"
     except OSError as error:
         status = f"error {error}"
     os.write(status_fd, status.encode())
 
 
-def _run(request: dict) -> int:  # type: ignore[type-arg]
+def _run(request: dict, act: Callable[[dict], int]) -> int:  # type: ignore[type-arg]
     # A lower value could be bought back by nobody but the host: the command is what the kernel should kill first.
     with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
         file.write(str(request["oom_score_adj"]))
-    groups = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in request["cgroups"]]
     for namespace in request["namespaces"]:
         _check(_libc.setns(namespace, 0), "setns")
     child = os.fork()
     if child == 0:
-        _become(request, groups)
+        _become(request, act)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
-def _become(request: dict, groups: list[int]) -> None:  # type: ignore[type-arg]
+def _become(request: dict, act: Callable[[dict], int]) -> None:  # type: ignore[type-arg]
     """In the child: never returns."""
     code = _NOT_EXECUTABLE
     try:
         # Membership first, the new session second: until then the caller reaches this process by its group, from
         # then on by the control group; there is no moment at which it is out of reach.
-        for group in groups:
+        for group in request["groups"]:
             os.write(group, b"0")
         os.setsid()
         _drop(request)
         os.chdir(request["cwd"])
         os.closerange(3, 1 << 16)
-        code = _execute(request["command"], request["environment"])
+        code = act(request)
     except BaseException as error:
         # Nothing may pass: an exception would unwind into the helper's own code, inside the sandbox.
         _say(f"{error.filename or ''}: {error.strerror}" if isinstance(error, OSError) else repr(error))
@@ -83,8 +89,11 @@ def _become(request: dict, groups: list[int]) -> None:  # type: ignore[type-arg]
         os._exit(code)
 
 
-def _execute(command: list[str], environment: dict[str, str]) -> int:
+def execute(request: dict) -> int:  # type: ignore[type-arg]
     """Replace this process; returns the exit code that says why it could not. `os.execvpe` would import modules."""
+    for number in (_SIGPIPE, _SIGXFSZ):  # Python ignores them, and what is ignored stays so
+        _libc.signal(number, _SIG_DFL)
+    command, environment = request["command"], request["environment"]
     name, code, reason = command[0], _NOT_FOUND, "not found"
     folders = [""] if "/" in name else environment.get("PATH", "").split(":")
     for folder in folders:
@@ -99,7 +108,7 @@ def _execute(command: list[str], environment: dict[str, str]) -> int:
 
 
 def _drop(request: dict) -> None:  # type: ignore[type-arg]
-    """Give up capabilities, identity, keyrings and the way back; standard signals, modest limits."""
+    """Give up capabilities, identity, keyrings and the way back; modest limits."""
     _libc.syscall(_KEYCTL[os.uname().machine], _KEYCTL_JOIN_SESSION_KEYRING, None)
     for capability in range(64):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
@@ -117,8 +126,6 @@ def _drop(request: dict) -> None:  # type: ignore[type-arg]
     instructions = _Program(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(instructions), 0, 0), "seccomp")
     os.umask(0o022)
-    for number in (_SIGPIPE, _SIGXFSZ):  # Python ignores them, and what is ignored stays so
-        _libc.signal(number, _SIG_DFL)
 
 
 def _say(text: str) -> None:
@@ -126,4 +133,5 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    os.set_inheritable(int(sys.argv[2]), False)
+    serve(take(int(sys.argv[1])), int(sys.argv[2]), execute)

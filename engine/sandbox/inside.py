@@ -6,31 +6,28 @@ its sandbox is that command's result, and only a sandbox that is gone raises San
 """
 
 import asyncio
-import contextlib
-import fcntl
 import logging
 import marshal
 import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
-from asyncio.subprocess import Process
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from ctypes import CDLL, get_errno
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.core.errors import SandboxError
-from engine.core.records import ExecResult, SandboxSpec
-from engine.sandbox import enter, files, seccomp
+from engine.core.records import ExecResult, SandboxSpec, WarmStart
+from engine.sandbox import files, seccomp
 from engine.sandbox.capture import Capture
 from engine.sandbox.cgroups import Cgroup, CommandGroup
-from engine.sandbox.processes import end
+from engine.sandbox.commands import Entered, kill_command, memory_file, standard_input, start_cold
 from engine.sandbox.rooms import HOME, USER, Room
+from engine.sandbox.warm import Place, WarmProcesses
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -42,6 +39,7 @@ _OOM_SCORE = 500
 _BACKLOG = 128
 _STATUS_LIMIT = 1 << 16
 _PATIENCE_S = 30.0
+_PF_EXITING = 0x4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +52,8 @@ class Parts:
     """Host process id of the first process."""
     cgroup: Cgroup
     owner: files.Owner
+    warm: WarmProcesses | None
+    """None once the runtime was stopped."""
     output_limit: int
     """Bytes of each output stream that are kept."""
     remove: Callable[[], Coroutine[Any, Any, None]]
@@ -90,28 +90,29 @@ class ContainedSandbox:
         cwd: str,
         timeout_s: float,
         stdin: bytes,
+        warm: WarmStart | None = None,
     ) -> ExecResult:
         """Run a command as the sandbox's user, to its end or its timeout, when it is killed with all it started.
 
         Exit codes as a shell gives them: 127 not found, 126 not executable or no such `cwd`, 128+n killed by signal n.
         `environment` adds to the specification's; PATH and HOME are set where neither names them. Processes that it
-        leaves in the background go on. Raises SandboxError when the sandbox is gone."""
+        leaves in the background go on. `warm`: see contracts.py. Raises SandboxError when the sandbox is gone."""
         self._require_life()
+        request = self._request(command, environment, cwd)
         begun, ooms = time.monotonic(), self._parts.cgroup.oom_kills()
         group = self._parts.cgroup.command_group()
         out, err = (Capture(self._parts.output_limit, self._parts.owner.uid) for _ in range(2))
         status, timed_out = Capture(_STATUS_LIMIT, 0), False
         try:
-            request = self._request(command, environment, cwd, group)
-            with _memory_file(request, 0) as wanted, _input(stdin, self._parts.owner.uid) as source:
-                process = await self._enter(wanted, source, (status, out, err))
+            with standard_input(stdin, self._parts.owner.uid) as source:
+                entering = self._enter(request, warm, group, source, (status, out, err))
+                entered = await _to_the_end(entering, undo=lambda late: kill_command(late, group))
             try:
-                await asyncio.wait_for(process.wait(), timeout_s)
+                await asyncio.wait_for(entered.wait(), timeout_s)
             except TimeoutError:
                 timed_out = True
             finally:
-                if process.returncode is None:
-                    await _to_the_end(_kill_command(process, group))
+                await _to_the_end(entered.end() if entered.ended else kill_command(entered, group))
             return self._result(
                 status.finish(),
                 outputs=(out.finish(), err.finish()),
@@ -124,46 +125,49 @@ class ContainedSandbox:
                 stream.finish()
             group.close()
 
-    def _request(self, command: Sequence[str], environment: Mapping[str, str], cwd: str, group: CommandGroup) -> bytes:
+    def _request(self, command: Sequence[str], environment: Mapping[str, str], cwd: str) -> dict[str, Any]:
         spec, owner = self._parts.spec, self._parts.owner
         limits = {"RLIMIT_CORE": 0} | ({"RLIMIT_FSIZE": spec.disk_mb << 20} if spec.disk_mb else {})
-        request = {
+        return {
             "command": list(command),
             "environment": {"PATH": _DEFAULT_PATH, "HOME": HOME, "USER": USER}
             | dict(spec.environment)
             | dict(environment),
             "cwd": cwd,
-            "cgroups": [str(path) for path in group.joins],
-            "namespaces": [self._namespaces[name] for name in _NAMESPACES],
             "uid": owner.uid,
             "gid": owner.gid,
             "limits": limits,
             "oom_score_adj": _OOM_SCORE,
             "seccomp": seccomp.program().hex(),
         }
-        return marshal.dumps(request)
 
-    async def _enter(self, request: int, source: int, streams: tuple[Capture, Capture, Capture]) -> Process:
-        status, out, err = streams
-        starting = asyncio.create_subprocess_exec(
-            sys.executable,
-            "-I",
-            "-S",
-            enter.__file__,
-            str(request),
-            str(status.write),
-            stdin=source,
-            stdout=out.write,
-            stderr=err.write,
-            pass_fds=(request, status.write, *self._namespaces.values()),
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )
-        process = await _to_the_end(starting)
-        for stream in streams:
-            stream.started()
-        return process
+    async def _enter(
+        self,
+        request: dict[str, Any],
+        warm: WarmStart | None,
+        group: CommandGroup,
+        source: int,
+        captures: tuple[Capture, Capture, Capture],
+    ) -> Entered:
+        """Start what enters, over the request, three streams, the namespaces and the control groups."""
+        status, out, err = (capture.write for capture in captures)
+        namespaces = [self._namespaces[name] for name in _NAMESPACES]
+        entered: Entered
+        with group.joining() as joins:
+            given = request if warm is not None else request | {"namespaces": namespaces, "groups": joins}
+            with memory_file(marshal.dumps(given), 0) as wanted:
+                if warm is None:
+                    entered = await start_cold(wanted, status, (source, out, err), [*namespaces, *joins])
+                elif self._parts.warm is not None:
+                    spec = self._parts.spec
+                    place = Place(mounts=spec.mounts, environment=request["environment"], cwd=request["cwd"])
+                    descriptors = [wanted, status, source, out, err, *namespaces, *joins]
+                    entered = await self._parts.warm.fork(warm, place, descriptors)
+                else:
+                    raise SandboxError(f"the runtime of {self._parts.spec.name} is stopped")
+        for capture in captures:
+            capture.started()
+        return entered
 
     def _result(
         self,
@@ -176,7 +180,7 @@ class ContainedSandbox:
     ) -> ExecResult:
         name = self._parts.spec.name
         kind, _, text = (answer.decode() or "error the process that entered was killed").partition(" ")
-        if not timed_out and not self._alive():
+        if not timed_out and (not self._alive() or _exiting(self._parts.init)):
             raise SandboxError(f"sandbox {name} ended while a command ran")
         if not timed_out and kind == "error":
             raise SandboxError(f"sandbox {name} cannot be entered: {text}")
@@ -276,59 +280,21 @@ async def in_thread(operation: Callable[..., T], *arguments: object) -> T:
     return await _to_the_end(asyncio.to_thread(operation, *arguments))
 
 
-async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Finish a coroutine whatever happens to the caller, then obey a cancellation that came meanwhile."""
+async def _to_the_end(work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
+    """Finish a coroutine whatever happens to the caller, then obey a cancellation that came meanwhile: first `undo`
+    what was made."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
+        if undo is not None and not task.cancelled() and task.exception() is None:
+            await _to_the_end(undo(task.result()))
         raise
 
 
 async def _join(task: asyncio.Task[None]) -> None:
     await task
-
-
-async def _kill_command(process: Process, group: CommandGroup) -> None:
-    """Kill a command with all it started; the helper then reaps it and ends by itself."""
-    deadline = time.monotonic() + _PATIENCE_S
-    waiting = asyncio.ensure_future(process.wait())
-    while not waiting.done() and time.monotonic() < deadline:
-        # Again and again: at the very beginning the command's first process may not have joined its group yet.
-        await asyncio.to_thread(group.kill)
-        await asyncio.wait([waiting], timeout=0.01)
-    await end(process)
-    await waiting
-
-
-@contextlib.contextmanager
-def _memory_file(contents: bytes, uid: int) -> Iterator[int]:
-    """A sealed file in memory, at its beginning: cannot grow, so it is no way around a limit."""
-    descriptor = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.fchown(descriptor, uid, -1)
-        with os.fdopen(os.dup(descriptor), "wb") as file:
-            file.write(contents)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _input(contents: bytes, uid: int) -> Iterator[int]:
-    """Standard input. Nothing given is the null device: some programs search whatever file stands there, even empty."""
-    if contents:
-        with _memory_file(contents, uid) as descriptor:
-            yield descriptor
-        return
-    descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _listen_in(namespace: int, port: int) -> socket.socket:
@@ -359,6 +325,15 @@ def _listen_in(namespace: int, port: int) -> socket.socket:
     if failed:
         raise failed[0]
     return made[0]
+
+
+def _exiting(pid: int) -> bool:
+    """Whether a process is on its way out: a first process takes all others along before it has ended itself."""
+    try:
+        flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
+    except OSError:
+        return True
+    return bool(flags & _PF_EXITING)
 
 
 def _ended(pidfd: int) -> bool:

@@ -1,7 +1,7 @@
 """What the runtimes of one machine share: start, records, rooms, removal. A runtime adds how namespaces are made.
 
 Invariants: everything made for a sandbox is in its record before it exists; a `create` that fails or is cancelled
-leaves nothing; `start` removes what dead runs left; `stop` ends every sandbox that is still there.
+leaves nothing; `start` removes what dead runs left; `stop` ends every sandbox and warm process that is still there.
 Refuses a machine on which a limit, a tool or a right is missing (`problems`).
 """
 
@@ -9,7 +9,6 @@ import abc
 import asyncio
 import logging
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,8 +19,9 @@ from engine.sandbox import cgroups, files, seccomp
 from engine.sandbox.inside import ContainedSandbox, in_thread
 from engine.sandbox.ledger import Session, reap
 from engine.sandbox.rooms import HOME, Record, Room, Storage, dismantle, furnish
+from engine.sandbox.tools import find
+from engine.sandbox.warm import WarmProcesses
 
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KEY = "sandbox"
 
 
@@ -52,6 +52,7 @@ class LocalRuntime(abc.ABC):
         self._owner = files.Owner(uid=settings.uid, gid=settings.uid)
         self._images: ImageStore | None = None
         self._session: Session | None = None
+        self._warm: WarmProcesses | None = None
         self._sandboxes: set[ContainedSandbox] = set()
 
     # ------------------------------------------------------------ what a runtime adds
@@ -112,6 +113,7 @@ class LocalRuntime(abc.ABC):
             logging.getLogger(__name__).warning("%s", error)
         self._images = images
         self._session = await in_thread(Session, owner)
+        self._warm = WarmProcesses(self._session.folder)
         try:
             await self._begin()
         except BaseException:
@@ -150,6 +152,8 @@ class LocalRuntime(abc.ABC):
         session, self._session = self._session, None
         await asyncio.gather(*(sandbox.stop() for sandbox in tuple(self._sandboxes)))
         self._sandboxes.clear()
+        if self._warm is not None:
+            await self._warm.stop()
         await self._finish()
         if session is not None:
             await in_thread(session.close)
@@ -166,8 +170,3 @@ class LocalRuntime(abc.ABC):
     def _forget(self, room: Room) -> None:
         """Called when a sandbox has been removed."""
         self._sandboxes = {sandbox for sandbox in self._sandboxes if sandbox.room != room}
-
-
-def find(tool: str) -> str | None:
-    """Full path of a program, also where PATH lacks the system's folders."""
-    return shutil.which(tool, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")

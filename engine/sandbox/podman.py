@@ -16,9 +16,10 @@ from engine.core.errors import ConfigError, SandboxError
 from engine.core.records import SandboxSpec
 from engine.sandbox.cgroups import Cgroup
 from engine.sandbox.inside import ContainedSandbox, Parts, in_thread
-from engine.sandbox.local import LocalRuntime, Settings, find
+from engine.sandbox.local import LocalRuntime, Settings
 from engine.sandbox.podman_service import Service
 from engine.sandbox.rooms import Record, Room, Storage, dismantle
+from engine.sandbox.tools import find
 
 _INIT = "/.init"
 _PERIOD_US = 100_000
@@ -34,6 +35,7 @@ class PodmanRuntime(LocalRuntime):
         ("conmon", "conmon"),
         ("catatonit", "catatonit"),
         ("setpriv", "util-linux"),
+        ("bwrap", "bubblewrap"),
     )
 
     def __init__(
@@ -82,6 +84,7 @@ class PodmanRuntime(LocalRuntime):
                 init=init,
                 cgroup=Cgroup.of(init),
                 owner=self._owner,
+                warm=self._warm,
                 output_limit=self._settings.output_limit_bytes,
                 remove=partial(self._remove, room, record),
             )

@@ -81,7 +81,12 @@ async def converse(
             launch = harness.launch(task, session.endpoint)
             await sandbox.write(launch.files)
             result = await sandbox.exec(
-                launch.command, environment=launch.environment, cwd=launch.cwd, timeout_s=120, stdin=b""
+                launch.command,
+                environment=launch.environment,
+                cwd=launch.cwd,
+                timeout_s=120,
+                stdin=b"",
+                warm=launch.warm,
             )
             exchanges, segments, termination = await session.close()
         finally:

@@ -1,11 +1,13 @@
 """The real mini-swe-agent in a real bubblewrap sandbox, against a scripted server on the sandbox's loopback."""
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_pieces import HANG, KEY, ChatServer, Ended, Refusal, build_images, call, run_trial, say
+import pytest_asyncio
+from harness_pieces import HANG, KEY, ChatServer, Ended, Refusal, build_images, call, run_trial, say, shared_runtime
 from mini_pieces import SUBMIT, bash, block, make_harness
 
 from engine.core.errors import HarnessError
@@ -20,9 +22,19 @@ LOOK = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
 def prepared() -> None:
     build_images(make_harness())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True, params=["warm", "cold"])
+async def start(request: pytest.FixtureRequest, prepared: None) -> AsyncIterator[str]:
+    """One runtime for all trials; where they start warm, one warm process too."""
+    async with shared_runtime(request.param):
+        yield request.param
 
 
 async def trial(script: list[Any] | ChatServer, folder: Path, *, timeout_s: float = 120.0, **changes: object) -> Ended:

@@ -1,12 +1,13 @@
 """The real OpenHands SDK in a real bubblewrap sandbox, against a scripted server on the sandbox's loopback."""
 
-import asyncio
 import json
-import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
+from harness_pieces import build_images, shared_runtime
 from openhands_pieces import (
     HANG,
     KEY,
@@ -14,35 +15,33 @@ from openhands_pieces import (
     Refusal,
     call,
     make_harness,
-    make_runtime,
     make_task,
     run_trial,
     sandbox_of,
     say,
     shell,
-    task_image,
 )
 
 from engine.core.errors import HarnessError
 from engine.core.records import Endpoint, Mount, Termination
 from engine.harness.condensers import SummarisingCondenser
 from engine.harness.launchers import process
+from engine.harness.openhands import OpenHands
 from engine.harness.runtime import RUNTIME
-from engine.sandbox.images import DebianImageStore
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def prepared() -> None:
-    """Both images are built (minutes, once per machine)."""
-    missing = make_runtime().problems()
-    if missing:
-        pytest.skip(f"this machine cannot run sandboxes: {missing[0]}")
+    build_images(make_harness())
 
-    async def build() -> None:
-        for image in (task_image(), make_harness().runtime()):
-            await DebianImageStore().build(image, lambda line: print(line, file=sys.stderr))
 
-    asyncio.run(build())
+@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True, params=["warm", "cold"])
+async def start(request: pytest.FixtureRequest, prepared: None) -> AsyncIterator[str]:
+    """One runtime for all trials; where they start warm, one warm process too."""
+    async with shared_runtime(request.param):
+        yield request.param
 
 
 async def test_edits_tests_and_finishes_in_the_tasks_own_environment(tmp_path: Path) -> None:
@@ -174,18 +173,22 @@ async def test_other_prompt_tools_and_calls_as_text(tmp_path: Path) -> None:
     assert "file_editor" not in system
 
 
-async def test_a_runtime_that_is_not_there_is_a_failure_of_the_harness(tmp_path: Path) -> None:
+async def test_a_runtime_that_is_not_there_is_a_failure_of_the_harness(tmp_path: Path, start: str) -> None:
     harness = make_harness()
     harness.mount = lambda images: Mount(source=empty, target=RUNTIME)  # type: ignore[method-assign]
     empty = tmp_path / "empty"
     empty.mkdir()
-    task = make_task(tmp_path)
-    async with sandbox_of(task, harness, tmp_path) as sandbox:
+    with pytest.raises(HarnessError, match="exited with 127" if start == "cold" else "cannot start: .*No such file"):
+        await attempt(harness, tmp_path)
+
+
+async def attempt(harness: OpenHands, folder: Path) -> None:
+    """Start the harness without an endpoint and judge what comes of it."""
+    task = make_task(folder)
+    async with sandbox_of(task, harness, folder) as sandbox:
         launch = harness.launch(task, Endpoint(base_url="http://127.0.0.1:8080/t/x", api_key=KEY, model="policy"))
         await sandbox.write(launch.files)
         result = await sandbox.exec(
-            launch.command, environment=launch.environment, cwd=launch.cwd, timeout_s=60, stdin=b""
+            launch.command, environment=launch.environment, cwd=launch.cwd, timeout_s=60, stdin=b"", warm=launch.warm
         )
-        report = await sandbox.read(harness.report_path, 1 << 20)
-    with pytest.raises(HarnessError, match="exited with 127"):
-        harness.judge(result, report)
+        harness.judge(result, await sandbox.read(harness.report_path, 1 << 20))

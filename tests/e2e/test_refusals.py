@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from engine.sandbox.local import SYSTEM_PATH
+from engine.sandbox.tools import SYSTEM_PATH
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "vllm", "megatron", "transformers", "ray", "podman", "tensorboard", "renderers", "tokenizers")
 WITHOUT_SYSTEM_PATH = """
 import sys
 from engine.__main__ import main
-from engine.sandbox import local
-local.SYSTEM_PATH = ""
+from engine.sandbox import tools
+tools.SYSTEM_PATH = ""
 code = main(sys.argv[1:])
 print("LOADED", *sorted({heavy!r} & {{name.partition(".")[0] for name in sys.modules}}))
 sys.exit(code)
 """
-PLAIN = WITHOUT_SYSTEM_PATH.replace('local.SYSTEM_PATH = ""\n', "")
+PLAIN = WITHOUT_SYSTEM_PATH.replace('tools.SYSTEM_PATH = ""\n', "")
 
 
 def refused(script: str, runs: Path, *overrides: str, **environment: str) -> list[str]:

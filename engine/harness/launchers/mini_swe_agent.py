@@ -15,6 +15,23 @@ IMPORT_ENVIRONMENT = {
     "MSWEA_SILENT_STARTUP": "1",
     "MSWEA_GLOBAL_CONFIG_DIR": "/run/lego/mini-swe-agent",  # made at import; by default in the agent's home
 }
+IMPORTED = (
+    "encodings.unicode_escape",
+    "litellm.integrations.generic_api.generic_api_callback",
+    "litellm.litellm_core_utils.logging_callback_manager",
+    "litellm.llms.github_copilot.authenticator",
+    "litellm.llms.github_copilot.github_host",
+    "litellm.llms.github_copilot.per_user_auth",
+    "litellm.proxy.mcp_server.stdio_gate",
+    "litellm.proxy.spend_tracking.savings",
+    "minisweagent.agents.default",
+    "minisweagent.config",
+    "minisweagent.environments.local",
+    "minisweagent.models.litellm_model",
+    "minisweagent.models.litellm_textbased_model",
+    "minisweagent.utils.serialize",
+    *process.LITELLM,
+)
 ENDINGS = {
     "Submitted": process.EXIT_FINISHED,
     "LimitsExceeded": process.EXIT_MAX_TURNS,

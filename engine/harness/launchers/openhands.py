@@ -12,6 +12,19 @@ IMPORT_ENVIRONMENT = {
     "LOG_LEVEL": "WARNING",
     "ALLOW_SHORT_CONTEXT_WINDOWS": "true",  # the endpoint bounds the context; small windows are meant
 }
+IMPORTED = (
+    "litellm.llms.vertex_ai.vertex_ai_partner_models.anthropic.transformation",
+    "litellm.proxy._experimental.mcp_server.utils",
+    "litellm.responses.mcp.chat_completions_handler",
+    "openhands.sdk",
+    "openhands.sdk.context.condenser",
+    "openhands.sdk.llm.exceptions",
+    "openhands.sdk.llm.provider_connection_store",
+    "openhands.tools.file_editor",
+    "openhands.tools.task_tracker",
+    "openhands.tools.terminal",
+    *process.LITELLM,
+)
 
 
 class Progress:

@@ -1,7 +1,8 @@
 """What every launcher does around its harness inside a sandbox: secrets, environment, exit code, report.
 
 The runtime's interpreter runs it (`python -I FOLDER SETTINGS`, written by `engine.harness.runtime`): only the standard
-library is there until the runtime's site-packages are added.
+library is there until the runtime's site-packages are added. Started cold, a process does everything for one trial
+(`start`); a warm one does the imports once (`load`), and what is forked from it into a sandbox the rest (`start_warm`).
 
 Invariants: the agent's shell inherits exactly the environment that this process was given; the settings, which hold the
 trial's API key, are gone from the disk and this process is closed to its neighbours before any agent command can run;
@@ -12,8 +13,11 @@ command of the agent can choose. The report file is in the agent's reach and add
 import ctypes
 import errno
 import gc
+import importlib
 import json
 import os
+import random
+import signal
 import site
 import sys
 import time
@@ -37,6 +41,16 @@ STARTED = "lego-agent: conversation started"
 SPENT = {errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
 CLIENTS = ("litellm", "openai", "httpx", "httpcore")
 """Packages whose exceptions tell of the endpoint, where the harness's own do not say more."""
+LITELLM = (
+    "httpcore",
+    "litellm._service_logger",
+    "litellm.llms.litellm_proxy.chat.transformation",
+    "litellm.llms.openai.chat.gpt_audio_transformation",
+    "litellm.llms.openai_like.dynamic_config",
+    "litellm.proxy.openai_files_endpoints.common_utils",
+    "openai.resources",
+)
+"""What litellm imports at its first call."""
 PR_SET_DUMPABLE = 4
 TEXT_LIMIT = 2000
 
@@ -46,6 +60,8 @@ class Program(Protocol):
 
     IMPORT_ENVIRONMENT: Mapping[str, str]
     """Variables set while the harness is imported and built; they are gone before it runs."""
+    IMPORTED: Sequence[str]
+    """Modules that a conversation needs: what a warm process imports before any."""
 
     def prepare(self, settings: dict[str, Any]) -> Any:
         """Import the harness and build a conversation; the imports take most of a cold start."""
@@ -105,13 +121,24 @@ def exit_code_of(error: BaseException, program: Program) -> int:
     return EXIT_UNSERVED if any(type(link).__module__.startswith(CLIENTS) for link in chain) else EXIT_CRASHED
 
 
-def run(program: Program, settings: dict[str, Any], environment: Mapping[str, str], report: dict[str, Any]) -> int:
-    """One conversation from its first message to its end; fills `report` and returns the exit code."""
-    begun = time.monotonic()
+def add_packages(program: Program, runtime: str) -> None:
+    """Make the runtime's packages importable, without the garbage collector until a conversation is prepared."""
     os.environ.update(program.IMPORT_ENVIRONMENT)
     gc.disable()  # nothing that the imports make is garbage: a fifth of their time is spent looking for it
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    site.addsitedir(f"{settings['runtime']}/opt/venv/lib/{version}/site-packages")
+    site.addsitedir(f"{runtime}/opt/venv/lib/{version}/site-packages")
+
+
+def load(program: Program, runtime: str) -> None:
+    """In the warm process: import the harness, which then lies in the memory of all that are forked from it."""
+    add_packages(program, runtime)
+    for name in program.IMPORTED:
+        importlib.import_module(name)
+
+
+def run(program: Program, settings: dict[str, Any], environment: Mapping[str, str], report: dict[str, Any]) -> int:
+    """One conversation from its first message to its end; fills `report` and returns the exit code."""
+    begun = time.monotonic()
     conversation = program.prepare(settings)
     gc.freeze()
     gc.enable()
@@ -141,13 +168,20 @@ def write_report(path: Path, report: dict[str, Any]) -> None:
         print(f"lego-agent: no report: {error}", file=sys.stderr)
 
 
-def main(program: Program, settings_path: Path) -> int:
-    """Run the trial that the settings describe and leave the report beside them."""
+def main(program: Program, settings_path: Path, given: Mapping[str, str] | None = None) -> int:
+    """Run the trial that the settings describe and leave the report beside them.
+
+    `given`: the environment, in a process that was forked from a warm one; None: a cold start."""
     report: dict[str, Any] = {"status": "", "error": "", "setup_s": 0.0}
     try:
-        environment = given_environment()
+        environment = given_environment() if given is None else given
         close_to_neighbours()
-        code = run(program, take_settings(settings_path), environment, report)
+        settings = take_settings(settings_path)
+        if given is None:
+            add_packages(program, settings["runtime"])
+        else:
+            become_another({**environment, **program.IMPORT_ENVIRONMENT})
+        code = run(program, settings, environment, report)
     except Exception as error:
         traceback.print_exc()
         report["error"] = f"{type(error).__name__}: {error}"
@@ -157,11 +191,39 @@ def main(program: Program, settings_path: Path) -> int:
     return code
 
 
+def become_another(environment: Mapping[str, str]) -> None:
+    """In a forked process: let go of what would otherwise be the same in all of them."""
+    os.environ.clear()
+    os.environ.update(environment)
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
 def start(program: Program) -> NoReturn:
     """The process from its first line to its last; the settings' path is its only argument."""
     sys.path.remove(str(Path(sys.argv[0]).absolute()))  # the agent can write there
-    ended_with = main(program, Path(sys.argv[1]))
+    leave(main(program, Path(sys.argv[1])))
+
+
+def start_warm(program: Program, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """The same in a process that was forked from a warm one: `command` is what `sys.argv` is after a cold start."""
+    sys.argv[:] = command
+    try:
+        leave(main(program, Path(command[1]), environment))
+    except SystemExit as error:
+        leave(error.code if isinstance(error.code, int) else 1)
+    except KeyboardInterrupt:  # as the interpreter itself ends by it
+        traceback.print_exc()
+        sys.stderr.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        leave(128 + signal.SIGINT)
+
+
+def leave(code: int) -> NoReturn:
+    """Neither threads nor exit hooks of the harness may hold the exit back; what they leave dies with the sandbox."""
     sys.stdout.flush()
     sys.stderr.flush()
-    # Neither threads nor exit hooks of the harness may hold the exit back; what they leave dies with the sandbox.
-    os._exit(ended_with)
+    os._exit(code)

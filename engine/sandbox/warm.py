@@ -1,0 +1,202 @@
+"""Warm processes: each imports one harness once, in a namespace of its own, and forks into sandboxes from then on.
+
+What such a process may do and see: root with the few capabilities that entering a sandbox needs; a file system of the
+sandbox's mounts and its own files; no network; a socket to this process alone. It stays in this process's namespace of
+process ids, since only from there the sandboxes' can be entered.
+
+Invariants: there is one for each distinct (start, mounts, environment, folder), so that what its imports saw is what
+they would have seen in the sandbox; it ends with this process, however that ends; nothing of a trial is told to it.
+Refuses (HarnessError) a program that does not import, does not become ready in time, or runs threads after its import.
+"""
+
+import asyncio
+import secrets
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.core.errors import HarnessError, SandboxError
+from engine.core.records import Mount, WarmStart
+from engine.sandbox import enter, warm_server
+from engine.sandbox.capture import Capture
+from engine.sandbox.commands import Forked
+from engine.sandbox.files import parts
+from engine.sandbox.processes import end
+from engine.sandbox.tools import find
+
+CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
+"""To enter namespaces and their file system, to become the sandbox's user, to drop the rest, and so that the kernel
+ends a trial's process, another user's, with the one that waits for it."""
+_SERVER = "/run/warm"
+_START_S = 180.0
+_FORK_S = 30.0
+_OUTPUT_LIMIT = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What the imports see beside the program's own files: the same as in the sandbox."""
+
+    mounts: tuple[Mount, ...]
+    environment: Mapping[str, str]
+    cwd: str
+
+    def key(self, start: WarmStart) -> object:
+        """Equal for those that one process can serve."""
+        pairs = (tuple(sorted(items)) for items in (self.environment.items(), start.files.items()))
+        return (start.interpreter, start.folder, start.module, self.mounts, self.cwd, *pairs)
+
+
+class WarmProcesses:
+    """All warm processes of one runtime."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: a host folder of this session, where each keeps its files."""
+        self._folder = folder
+        self._processes: dict[object, asyncio.Task[WarmProcess]] = {}
+
+    async def fork(self, start: WarmStart, place: Place, descriptors: Sequence[int]) -> Forked:
+        """A new process that enters the sandbox given by `descriptors` (see warm_server). The warm process is started
+        when there is none, or the last one died; who comes meanwhile waits for the same start."""
+        key = place.key(start)
+        task = self._processes.get(key)
+        if task is None or (task.done() and (task.cancelled() or task.exception() or not task.result().alive)):
+            old = task
+            task = self._processes[key] = asyncio.create_task(self._replace(old, start, place))
+        # a caller that is cancelled leaves the start to the others
+        process = await asyncio.shield(task)
+        return await process.fork(descriptors)
+
+    async def _replace(self, old: "asyncio.Task[WarmProcess] | None", start: WarmStart, place: Place) -> "WarmProcess":
+        if old is not None and not old.cancelled() and old.exception() is None:
+            await old.result().stop()
+        folder = self._folder / f"warm-{secrets.token_hex(4)}"
+        process = WarmProcess(folder)
+        try:
+            await process.start(start, place)
+        except BaseException:
+            await asyncio.shield(process.stop())
+            raise
+        return process
+
+    async def stop(self) -> None:
+        """End them all; safe to call again."""
+        tasks, self._processes = list(self._processes.values()), {}
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, WarmProcess):
+                await ended.stop()
+
+
+class WarmProcess:
+    """One warm process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+        self._output = Capture(_OUTPUT_LIMIT, 0)
+        self._messages, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._messages.setblocking(False)
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None and self._messages.fileno() >= 0
+
+    async def start(self, start: WarmStart, place: Place) -> None:
+        """Start it and wait until its imports are done. Raises HarnessError."""
+        await asyncio.to_thread(self._write, start.files)
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command(start, place),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=self._output.write,
+            stderr=self._output.write,
+            pass_fds=(self._theirs.fileno(),),
+            env={},
+            cwd="/",
+            start_new_session=True,
+        )
+        self._theirs.close()
+        self._output.started()
+        try:
+            answer, _ = await self._receive(_START_S)
+        except TimeoutError as error:
+            raise HarnessError(
+                f"{start.module} was not imported within {_START_S:.0f} s; {self._last_line()}"
+            ) from error
+        if answer != b"ready":
+            raise HarnessError(f"the warm process of {start.folder} cannot start: {self._last_line()}")
+
+    async def fork(self, descriptors: Sequence[int]) -> Forked:
+        """Fork a process over these descriptors. Raises SandboxError when this process is lost."""
+        async with self._lock:
+            try:
+                socket.send_fds(self._messages, [b"fork"], descriptors)
+                answer, received = await self._receive(_FORK_S)
+            except (OSError, TimeoutError) as error:
+                await asyncio.shield(self.stop())
+                raise SandboxError(f"the warm process is lost: {self._last_line() or error}") from error
+            if received:
+                return Forked(received[0])
+            if not answer:
+                await asyncio.shield(self.stop())
+            raise SandboxError(f"the warm process cannot fork: {answer.decode() or self._last_line()}")
+
+    async def stop(self) -> None:
+        """End it with all that it forked; safe to call again."""
+        self._messages.close()
+        self._theirs.close()
+        if self._process is not None:
+            await end(self._process)
+        self._output.finish()
+        await asyncio.to_thread(shutil.rmtree, self._folder, True)
+
+    async def _receive(self, timeout_s: float) -> tuple[bytes, list[int]]:
+        """The next message; empty when it has ended."""
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._messages, readable.set)
+        try:
+            await asyncio.wait_for(readable.wait(), timeout_s)
+        finally:
+            loop.remove_reader(self._messages)
+        try:
+            answer, received, _, _ = socket.recv_fds(self._messages, 4096, 1)
+        except ConnectionError:
+            return b"", []
+        return answer, received
+
+    def _last_line(self) -> str:
+        lines = self._output.finish().decode(errors="replace").strip().splitlines()
+        return lines[-1].strip()[:500] if lines else "it ended without a word"
+
+    def _write(self, contents: Mapping[str, bytes]) -> None:
+        self._folder.mkdir(mode=0o700)
+        for name, content in contents.items():
+            path = self._folder.joinpath(*parts(f"/{name}"))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+    def _command(self, start: WarmStart, place: Place) -> list[str]:
+        bwrap = find("bwrap")
+        if bwrap is None:
+            raise SandboxError("bwrap is not installed: apt-get install -y --no-install-recommends bubblewrap")
+        command = [bwrap, "--unshare-ipc", "--unshare-net", "--unshare-uts", "--unshare-cgroup", "--die-with-parent"]
+        command += ["--hostname", "sandbox", "--clearenv", "--cap-drop", "ALL"]
+        for capability in CAPABILITIES:
+            command += ["--cap-add", capability]
+        command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]  # noqa: S108
+        for mount in place.mounts:
+            command += ["--ro-bind", str(mount.source), mount.target]
+        for module in (enter, warm_server):
+            path = Path(str(module.__file__)).resolve()
+            command += ["--ro-bind", str(path), f"{_SERVER}/{path.name}"]
+        command += ["--ro-bind", str(self._folder), start.folder]
+        for name, value in place.environment.items():
+            command += ["--setenv", name, value]
+        for folder in {place.cwd, place.environment.get("HOME", "/")} - {"/"}:
+            command += ["--dir", folder]
+        server = (f"{_SERVER}/{Path(warm_server.__file__).name}", str(self._theirs.fileno()))
+        return [*command, "--chdir", place.cwd, "--", *start.interpreter, *server, start.folder, start.module]
