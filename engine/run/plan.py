@@ -83,11 +83,17 @@ class Plan:
         return self._trials(self.batch(step), step, version, "train", self.schedule.rollouts_per_prompt, self.rollout)
 
     def validation(self, step: int, version: int) -> list[Trial]:
-        """Validation trials that follow a step."""
-        held_out = sorted((task for task in self.tasks if task.split == "validation"), key=lambda task: task.id)
+        """Validation trials that follow a step: of the same tasks each time, so a curve compares like with like."""
         sampling = Sampling(temperature=self.schedule.validation_temperature, top_p=self.schedule.validation_top_p)
-        chosen = held_out[: self.schedule.validation_prompts]
+        chosen = sorted(self.held_out[: self.schedule.validation_prompts], key=lambda task: task.id)
         return self._trials(chosen, step, version, "validation", self.schedule.validation_samples, sampling)
+
+    @property
+    def held_out(self) -> list[Task]:
+        """Validation tasks in an order drawn by the run's seed: names of one family stand side by side in a pool."""
+        order = sorted((task for task in self.tasks if task.split == "validation"), key=lambda task: task.id)
+        random.Random(derived_seed(self.seed, "validation")).shuffle(order)  # noqa: S311
+        return order
 
     def _trials(
         self, tasks: Sequence[Task], step: int, version: int, split: Split, samples: int, sampling: Sampling

@@ -38,7 +38,7 @@ class Schedule:
     validation_every: int
     """Steps between validations; 0: none after steps."""
     validation_prompts: int | None
-    """Validation tasks at a time, the first of the split; None: all."""
+    """Validation tasks at a time, drawn once by the run's seed; None: all."""
     validation_samples: int
     """Trials per validation task."""
     validation_temperature: float

@@ -202,7 +202,7 @@ class _Copy:
                 os.unlink(name, dir_fd=target)
             outer = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
             try:
-                _copy_data(inner, outer, status.st_size)
+                copy_data(inner, outer, status.st_size)
                 self._seal(outer, status)
             finally:
                 os.close(outer)
@@ -227,7 +227,7 @@ class _Copy:
         os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _copy_data(source: int, target: int, size: int) -> None:
+def copy_data(source: int, target: int, size: int) -> None:
     """Copy contents and leave holes as holes: a file is no larger on the host's disk than in the sandbox."""
     offset = 0
     while offset < size:

@@ -17,14 +17,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from engine.core.errors import SandboxError
-from engine.sandbox import cgroups, podman_service
+from engine.sandbox import cgroups, mounts, podman_service
 from engine.sandbox.files import Owner
 
 Storage = Literal["loop", "tmpfs"]
@@ -82,19 +81,14 @@ def furnish(room: Room, image: Path, *, disk_mb: int, storage: Storage, owner: O
     room.root.mkdir()
     (room.folder / "lower").symlink_to(image)
     if disk_mb and storage == "tmpfs":
-        _run("mount", "-t", "tmpfs", "-o", f"size={disk_mb}m,mode=0700,nosuid,nodev", "tmpfs", "disk", cwd=room.folder)
+        mounts.mount_tmpfs(disk, disk_mb)
     elif disk_mb:
-        file = room.folder / "disk.img"
-        with file.open("wb") as handle:
-            handle.truncate(disk_mb << 20)
-        _run("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal,^resize_inode", "disk.img", cwd=room.folder)
-        _run("mount", "-t", "ext4", "-o", "loop,nosuid,nodev,noatime", "disk.img", "disk", cwd=room.folder)
+        mounts.mount_disk(room.folder / "disk.img", disk, disk_mb)
     for name in ("upper", "work"):
         (disk / name).mkdir()
         (disk / name).chmod(0o755)  # becomes the mode of `/`, whatever the umask
     # Relative paths: the sandbox reads its own mount table, which should not tell how the host is laid out.
-    options = "lowerdir=lower,upperdir=disk/upper,workdir=disk/work,nosuid,nodev"
-    _run("mount", "-t", "overlay", "-o", options, "overlay", "root", cwd=room.folder)
+    mounts.mount_overlay(room.folder, lower="lower", upper="disk/upper", work="disk/work", target="root")
     _add_user(room.root, owner)
 
 
@@ -158,20 +152,8 @@ def _mounts_below(folder: Path) -> list[Path]:
 
 def _unmount(mount: Path) -> None:
     deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        done = subprocess.run(["umount", "--", str(mount)], capture_output=True, text=True)
-        if done.returncode == 0 or "not mounted" in done.stderr:
-            return
+    while not mounts.unmount(mount, lazy=False):
         if time.monotonic() > deadline:  # a process of somebody else's looks at it: it goes when that lets go
-            _run("umount", "--lazy", "--", str(mount), cwd=Path("/"))
+            mounts.unmount(mount, lazy=True)
             return
         time.sleep(0.01)
-
-
-def _run(*command: str, cwd: Path) -> None:
-    try:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
-    except FileNotFoundError as error:
-        raise SandboxError(f"{command[0]} is not installed") from error
-    if done.returncode != 0:
-        raise SandboxError(f"{' '.join(command)} failed: {' '.join(done.stderr.split())}")

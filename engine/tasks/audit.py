@@ -2,18 +2,20 @@
 
 Invariants of a `Bug`: the reference's tests passed three times under different hash seeds; with the bug, between one
 and `MOST_FAILING` of them fail, the same ones under two hash seeds; nothing hangs, dies or fails to import; the buggy
-line stands once in its file; and each wrong repair fails too. Same bundle, seed and image: same bugs.
+line stands once in its file; each wrong repair fails too; and all these lines are `is_plain`. Same bundle, seed, image
+and number of bugs that are enough: same bugs.
 Refuses (`RunError`) a sandbox in which the runner itself does not work.
 """
 
 import json
+import math
 import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.tasks.bundles import Bundle, Module
+from engine.tasks.bundles import Bundle, Kind, Module
 from engine.tasks.mutator import Mutant, by_line, mutants
 from engine.tasks.trials import Bench, Trials, Tried, Variant, open_trials
 
@@ -25,6 +27,8 @@ MUTANTS_PER_LINE = 4
 WRONG_REPAIRS = 2
 LINE_CHARS = range(8, 91)
 """Characters of a line, without indentation, that is worth showing."""
+BUGS_PER_MODULE: Mapping[Kind, int] = {"real": 5, "generated": 1}
+"""How many bugs a module may be expected to give: that many fewer modules are tried at first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,9 @@ class Audit:
     bundle: str
     kind: str
     modules: int
+    """Modules that were tried."""
+    left: int
+    """Modules that were not, since enough bugs hold."""
     found: int
     """Mutants that the source allows."""
     lines: int
@@ -110,29 +117,47 @@ class _Work:
         return tuple(test for test in self.judges(mutant) if tried.outcomes.get(test) != "passed")
 
 
-async def audit(bundle: Bundle, bench: Bench, seed: int) -> Audit:
-    """Try a bundle in a sandbox of its own."""
-    works = [_Work(module=module, source=bundle.repository[module.path][0].decode()) for module in bundle.modules]
-    rejected, found = Counter[str](), 0
+async def audit(bundle: Bundle, bench: Bench, seed: int, enough: int) -> Audit:
+    """Try a bundle in a sandbox of its own, module after module in a drawn order, until `enough` bugs hold."""
+    left = list(bundle.modules)
+    random.Random(f"{seed}/{bundle.name}").shuffle(left)  # noqa: S311
+    rejected, found, bugs = Counter[str](), 0, list[Bug]()
+    works: list[_Work] = []
     async with open_trials(bundle, bench) as trials:
-        works = await _reference(works, trials, rejected)
-        for work in works:
-            possible = work.module.mutants or mutants(work.source)
-            found += len(possible)
-            chance = random.Random(f"{seed}/{bundle.name}/{work.module.path}")  # noqa: S311
-            work.lines = _choose(work, possible, chance, rejected)
-        await _try(works, trials, bundle)
-        bugs = await _confirm(works, trials, bundle, rejected)
+        while left and len(bugs) < enough:
+            count = math.ceil((enough - len(bugs)) / BUGS_PER_MODULE[bundle.kind])
+            wave = [_Work(module=module, source=_source(bundle, module)) for module in left[:count]]
+            del left[:count]
+            for work in await _reference(wave, trials, rejected):
+                possible = work.module.mutants or mutants(work.source)
+                found += len(possible)
+                chance = random.Random(f"{seed}/{bundle.name}/{work.module.path}")  # noqa: S311
+                work.lines = _choose(work, possible, chance, rejected)
+            await _try(wave, trials, bundle)
+            bugs += await _confirm(wave, trials, bundle, rejected)
+            works += wave
     return Audit(
         bundle=bundle.name,
         kind=bundle.kind,
-        modules=len(bundle.modules),
+        modules=len(works),
+        left=len(left),
         found=found,
         lines=sum(len(work.lines) for work in works),
         tried=sum(len(work.tried) for work in works),
         rejected=dict(sorted(rejected.items())),
-        bugs=bugs,
+        bugs=tuple(bugs),
     )
+
+
+def is_plain(line: str) -> bool:
+    """Whether a line reads the same in an issue, in JSON and on a command line: printable ASCII without quote marks
+    that JSON or Markdown give a meaning, and without backslashes."""
+    text = line.strip()
+    return text.isascii() and text.isprintable() and not set(text) & set('"`\\')
+
+
+def _source(bundle: Bundle, module: Module) -> str:
+    return bundle.repository[module.path][0].decode()
 
 
 async def _reference(works: Sequence[_Work], trials: Trials, rejected: Counter[str]) -> list[_Work]:
@@ -161,7 +186,9 @@ def _choose(
     """Lines to try, each with the mutants to try: a few a function, spread over the module."""
     functions: dict[str, list[tuple[Mutant, ...]]] = {}
     for line in by_line(possible):
-        if line[0].line not in work.covered or not work.judges(line[0]):
+        if not all(map(is_plain, (line[0].before, *(mutant.after for mutant in line)))):
+            rejected["line: holds marks that JSON or Markdown change"] += 1
+        elif line[0].line not in work.covered or not work.judges(line[0]):
             rejected["line: no test runs it"] += 1
         elif len(line) <= WRONG_REPAIRS:
             rejected["line: too few mutants"] += 1

@@ -11,10 +11,12 @@ configuration, list, generator, mutator and runner. Refuses numbers that the bug
 import asyncio
 import hashlib
 import json
+import math
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache, partial
@@ -23,12 +25,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.core.contracts import ImageStore, SandboxRuntime, Say, Verifier
-from engine.core.errors import ConfigError
+from engine.core.errors import ConfigError, RunError
 from engine.core.patch import make
 from engine.core.paths import cache_dir
 from engine.core.records import ImageSpec, Task
 from engine.tasks.audit import Audit, audit, read_audit
-from engine.tasks.bundles import Bundle, known_packages, real_bundle
+from engine.tasks.bundles import Bundle, Kind, known_packages, real_bundle
 from engine.tasks.generated import generated_bundles
 from engine.tasks.harbor import Limits, read_task, write_task
 from engine.tasks.injected import make_draft, repairs, task_name
@@ -51,6 +53,8 @@ _FILES = (
 """Files of this package that decide which bugs hold, and what their tasks are."""
 _ALL_FILES = (*_FILES, "selection.py")
 """And those that decide which are chosen."""
+_SPARE = 1.5
+"""Bugs that are found for each one wanted: selection refuses some, and grading may."""
 
 
 Graders = tuple[SandboxRuntime, ImageStore, Verifier]
@@ -113,14 +117,22 @@ class LaptopPool:
         bundles = {bundle.name: bundle for bundle in await asyncio.to_thread(self._bundles)}
         bench = self._bench(runtime, images.path(verifier.toolchain()))
         kept = cache_dir() / "laptop" / self._digest(repr(verifier.toolchain()))
-        jobs = [partial(self._audit, bundle, bench, kept / "audits", say) for bundle in bundles.values()]
-        audits = await _side_by_side(jobs, self.workers)
-        bugs = [bug for item in audits for bug in item.bugs]
-        refused: dict[str, str] = {}
+        graders, factor, refused = (runtime, images, verifier), _SPARE, dict[str, str]()
         while True:
-            wanted = wanted_numbers(self.real, self.generated)
-            chosen = select([bug for bug in bugs if task_name(bug) not in refused], wanted, self.seed)
-            graders = (runtime, images, verifier)
+            enough = self._enough(bundles.values(), factor)
+            jobs = [
+                partial(self._audit, bundle, enough[bundle.kind], bench, kept / "audits", say)
+                for bundle in bundles.values()
+            ]
+            audits = await _side_by_side(jobs, self.workers)
+            bugs = [bug for item in audits for bug in item.bugs if task_name(bug) not in refused]
+            try:
+                chosen = select(bugs, wanted_numbers(self.real, self.generated), self.seed)
+            except RunError:
+                if not any(item.left for item in audits):
+                    raise
+                factor *= 2
+                continue
             graded = await self._grade_all(chosen, bundles, graders, kept / "graded", say)
             if not any(graded.values()):
                 break
@@ -157,12 +169,18 @@ class LaptopPool:
         real = [real_bundle(package) for package in known_packages()] if any(self.real.values()) else []
         return [*real, *(generated_bundles() if any(self.generated.values()) else ())]
 
-    async def _audit(self, bundle: Bundle, bench: Bench, kept: Path, say: Say) -> Audit:
-        """Try a bundle; the answer is kept, whatever numbers of tasks and words of issues are asked for later."""
-        file = kept / f"{bundle.name}.json"
+    def _enough(self, bundles: Iterable[Bundle], factor: float) -> dict[Kind, int]:
+        """Bugs after which a bundle of a kind is left, were all bundles equally rich; poor ones are tried whole."""
+        number = Counter(bundle.kind for bundle in bundles)
+        wanted = wanted_numbers(self.real, self.generated)
+        return {kind: math.ceil(factor * sum(wanted[kind].values()) / number[kind]) for kind in number}
+
+    async def _audit(self, bundle: Bundle, enough: int, bench: Bench, kept: Path, say: Say) -> Audit:
+        """Try a bundle; the answer is kept, whatever splits and words of issues are asked for later."""
+        file = kept / f"{bundle.name}-{enough}.json"
         if not file.is_file():
             say(f"tasks: trying bugs in {bundle.name} ({len(bundle.modules)} modules)")
-            found = await audit(bundle, bench, self.seed)
+            found = await audit(bundle, bench, self.seed, enough)
             _write_whole(file, found.text())
             say(f"tasks: {bundle.name}: {found.tried} bugs tried, {len(found.bugs)} hold")
         return read_audit(file.read_text(encoding="utf-8"))

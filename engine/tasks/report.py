@@ -21,7 +21,7 @@ def funnel(
     for item in audits:
         rejected.update({reason: number for reason, number in item.rejected.items() if number})
     rejected.update(refused.values())
-    totals = {key: sum(getattr(item, key) for item in audits) for key in ("modules", "found", "lines", "tried")}
+    totals = {key: sum(getattr(item, key) for item in audits) for key in ("modules", "left", "found", "lines", "tried")}
     bugs = Counter(item.bundle for item in audits for _ in item.bugs)
     tasks = Counter(item.bug.bundle for item in chosen)
     return {
@@ -37,7 +37,7 @@ def funnel(
             {
                 "name": item.bundle,
                 "kind": item.kind,
-                **{key: getattr(item, key) for key in ("modules", "found", "lines", "tried")},
+                **{key: getattr(item, key) for key in ("modules", "left", "found", "lines", "tried")},
                 "bugs": bugs[item.bundle],
                 "tasks": tasks[item.bundle],
             }
@@ -62,7 +62,7 @@ def _numbers(chosen: Sequence[Chosen]) -> dict[str, Any]:
 
 def funnel_lines(report: Mapping[str, Any]) -> list[str]:
     """The report as a table of plain lines."""
-    columns = ("modules", "found", "lines", "tried", "bugs", "tasks")
+    columns = ("modules", "left", "found", "lines", "tried", "bugs", "tasks")
     lines = [f"{'bundle':<12} {'kind':<10}" + "".join(f"{column:>9}" for column in columns)]
     total = {"name": "all", "kind": "", **report["totals"]}
     for entry in (*report["bundles"], total):

@@ -43,9 +43,6 @@ _ENVIRONMENT = {
     "HOME": "/tmp",  # noqa: S108
     "LANG": "C.UTF-8",
     "TZ": "UTC",
-}
-_TEST_ENVIRONMENT = {
-    **_ENVIRONMENT,
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONNOUSERSITE": "1",
@@ -133,25 +130,21 @@ class PytestVerifier:
         await sandbox.write({f"{home}/driver.py": _DRIVER.read_bytes(), f"{home}/pytest.ini": b"[pytest]\n"})
         tests = (*task.fail_to_pass, *task.pass_to_pass)
         spec = {
-            "seal": seal,
             "mark": mark,
-            "toolchain": _TOOLCHAIN,
             "sites": _SITES,
             "root": task.workdir,
             "python_path": [str(PurePosixPath(task.workdir) / path) for path in task.python_path],
-            "environment": _TEST_ENVIRONMENT,
             "select": [*tests, *(test for canary in canaries for test in canary.expected)],
             "arguments": _arguments(f"{home}/pytest.ini", task, _files(tests, canaries)),
-            "timeout_s": task.grade_timeout_s,
-            "output_bytes": _OUTPUT_BYTES,
         }
+        head = f"{seal} {mark} {task.grade_timeout_s} {_OUTPUT_BYTES}\n"
         python = "/opt/venv/bin/python3" if task.image.pip else "/usr/bin/python3"
         result = await sandbox.exec(
-            (python, "-I", "-S", "-B", f"{home}/driver.py"),
+            (python, "-s", "-S", "-B", "-u", f"{home}/driver.py", _TOOLCHAIN),
             environment=_ENVIRONMENT,
             cwd="/",
             timeout_s=task.grade_timeout_s + self.slack_s,
-            stdin=json.dumps(spec).encode(),
+            stdin=(head + json.dumps(spec)).encode(),
         )
         return _sealed(result, seal)
 
@@ -218,19 +211,22 @@ def _sealed(result: ExecResult, seal: str) -> _Run:
     ready = "ready" in lines
     try:
         packed = next(line for line in lines if line.startswith("result ")).removeprefix("result ")
-        answer = json.loads(zlib.decompress(base64.b64decode(packed)))
+        said, _, body = zlib.decompress(base64.b64decode(packed)).partition(b"\n")
+        ended, exit_code, length = said.decode().split()
+        answer = _Run(
+            ready=ready,
+            ended=ended,
+            exit_code=int(exit_code),
+            report=body[: int(length)].decode("utf-8", "replace"),
+            output=body[int(length) :].decode("utf-8", "replace"),
+        )
     except (StopIteration, ValueError, zlib.error):
         ended = "ran out of memory" if result.oom_killed else "timeout" if result.timed_out else "ended the grader"
         output = result.stderr.decode("utf-8", "replace")
         return _Run(ready=ready, ended=ended, exit_code=result.exit_code, report="", output=output)
-    out_of_memory = result.oom_killed and answer["exit_code"] < 0 and answer["ended"] == "exited"
-    return _Run(
-        ready=ready,
-        ended="ran out of memory" if out_of_memory else answer["ended"],
-        exit_code=answer["exit_code"],
-        report=answer["report"],
-        output=answer["output"],
-    )
+    if result.oom_killed and answer.exit_code < 0 and answer.ended == "exited":
+        return replace(answer, ended="ran out of memory")
+    return answer
 
 
 def _last_line(text: str) -> str:

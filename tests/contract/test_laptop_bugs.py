@@ -67,7 +67,7 @@ async def test_bugs_that_hold_are_tasks_that_grade(tmp_path: Path, place: int) -
             cpus=1,
             cpu_s=20,
         )
-        found = await audit(bundle, bench, 0)
+        found = await audit(bundle, bench, 0, 100)
         assert len(found.bugs) >= 3
         assert found.tried > len(found.bugs)
         for task in write(found, bundle, tmp_path)[:3]:

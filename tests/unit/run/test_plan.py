@@ -50,12 +50,24 @@ def test_trials_of_a_step() -> None:
     assert [trial.harness for trial in trials[:2]] == ["a", "b"]
     assert len({trial.seed for trial in trials}) == 8
     held_out = made.validation(3, version=4)
-    assert [trial.key.task for trial in held_out] == ["v0"] * 3
+    assert [trial.key.task for trial in held_out] in (["v0"] * 3, ["v1"] * 3)
     assert {trial.temperature for trial in held_out} == {0.7}
 
 
 def test_all_held_out_tasks_when_no_number_is_given() -> None:
     assert len(plan(8, validation_prompts=None).validation(0, 1)) == 6
+
+
+def test_validation_tasks_are_drawn_by_the_seed_and_stay_the_same() -> None:
+    def drawn(seed: int, step: int) -> list[str]:
+        made = dataclasses.replace(plan(8, validation_prompts=4, validation_samples=1), seed=seed, tasks=tasks(8, 40))
+        return [trial.key.task for trial in made.validation(step, step + 1)]
+
+    assert drawn(0, 0) == drawn(0, 3)
+    assert len(set(drawn(0, 0))) == 4
+    seeds = [frozenset(drawn(seed, 0)) for seed in range(5)]
+    assert len(set(seeds)) == 5
+    assert seeds.count(frozenset({"v0", "v1", "v2", "v3"})) == 0
 
 
 def test_a_pool_that_never_fills_a_batch_is_refused() -> None:

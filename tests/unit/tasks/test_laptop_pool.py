@@ -67,6 +67,7 @@ def make_audit(bundle: Bundle) -> Audit:
         bundle=bundle.name,
         kind=bundle.kind,
         modules=len(bundle.modules),
+        left=0,
         found=len(bugs) * 3,
         lines=len(bugs),
         tried=len(bugs) * 3,
