@@ -100,6 +100,11 @@ async def make(built: Built, images: ImageStore, say: Say) -> None:
     say(f"warm start: checkpoint in {path}")
 
 
+def demonstrations_of(info: ModelInfo) -> Path:
+    """Where the demonstrations of a checkpoint are kept, one file each."""
+    return cache_dir() / "demonstrations" / info.path.name
+
+
 # ---------------------------------------------------------------- demonstrations
 
 
@@ -114,7 +119,7 @@ async def _demonstrate(
     blank = replace(model.draft((), folder / "blank"), max_context=_CONTEXT)
     limits = {"max_prompt_tokens": _CONTEXT // 2, "max_response_tokens": _CONTEXT // 2, "max_tokens_per_turn": _TURN}
     proxy = LlmProxy(**{key: value for key, value in built.config["proxy"].items() if key != "_target_"} | limits)
-    layout = Layout(root=cache_dir() / "demonstrations" / model.info().path.name)
+    layout = Layout(root=demonstrations_of(model.info()))
     layout.root.mkdir(parents=True, exist_ok=True)
     done: list[Scored] = []
 
