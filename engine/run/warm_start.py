@@ -13,9 +13,10 @@ import asyncio
 import hashlib
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,14 +65,18 @@ def bind(built: Built) -> bool:
         return True
     if built.tasks.problems():
         return False
-    facts = {
+    model.bind(hashlib.sha256(json.dumps(_facts(built), sort_keys=True).encode()).hexdigest())
+    return True
+
+
+def _facts(built: Built) -> dict[str, Any]:
+    """What the demonstrations are made with."""
+    return {
         "harnesses": built.config["harnesses"],
         "runtimes": [repr(harness.runtime()) for harness in built.harnesses.values()],
         "tasks": sorted((task.id, task.fingerprint) for task in built.tasks.load()),
         "seed": built.seed,
     }
-    model.bind(hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest())
-    return True
 
 
 async def make(built: Built, images: ImageStore, say: Say) -> None:
@@ -100,11 +105,6 @@ async def make(built: Built, images: ImageStore, say: Say) -> None:
     say(f"warm start: checkpoint in {path}")
 
 
-def demonstrations_of(info: ModelInfo) -> Path:
-    """Where the demonstrations of a checkpoint are kept, one file each."""
-    return cache_dir() / "demonstrations" / info.path.name
-
-
 # ---------------------------------------------------------------- demonstrations
 
 
@@ -119,7 +119,7 @@ async def _demonstrate(
     blank = replace(model.draft((), folder / "blank"), max_context=_CONTEXT)
     limits = {"max_prompt_tokens": _CONTEXT // 2, "max_response_tokens": _CONTEXT // 2, "max_tokens_per_turn": _TURN}
     proxy = LlmProxy(**{key: value for key, value in built.config["proxy"].items() if key != "_target_"} | limits)
-    layout = Layout(root=demonstrations_of(model.info()))
+    layout = Layout(root=cache_dir() / "demonstrations" / _digest(built, blank, said))
     layout.root.mkdir(parents=True, exist_ok=True)
     done: list[Scored] = []
 
@@ -158,6 +158,13 @@ async def _demonstrate(
             raise RunError(f"demonstration {one.trajectory.trial.key} was lost: {one.trajectory.reason}")
     turns = tuple(tuple(said[str(trial.key)]) for trial in trials)
     return _Demonstrated(blank=blank, scored=tuple(scored), turns=turns)
+
+
+def _digest(built: Built, blank: ModelInfo, said: Mapping[str, Sequence[Turn]]) -> str:
+    """Of what decides how demonstrations go by: how the policy is fitted to them later does not."""
+    facts = [_facts(built), sorted((name, [repr(turn) for turn in turns]) for name, turns in said.items())]
+    tokens = (blank.path / "tokenizer.json").read_bytes()
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode() + tokens).hexdigest()[:16]
 
 
 def _trials(built: Built, model: WarmStartedModel, taught: Sequence[Task]) -> list[Trial]:
