@@ -1,4 +1,4 @@
-"""The warm start on the real thing: pool, harness, sandboxes, tokeniser, fit, engine and gate, all as small as can be."""
+"""The warm start on the real thing: pool, harness, sandboxes, tokeniser, fit, engine and gate, as small as can be."""
 
 import json
 import subprocess
