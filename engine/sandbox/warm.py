@@ -51,6 +51,10 @@ class Place:
         return (start.interpreter, start.folder, start.module, self.mounts, self.cwd, *pairs)
 
 
+class Lost(Exception):
+    """A warm process that ended or hangs; it is ended now."""
+
+
 class WarmProcesses:
     """All warm processes of one runtime."""
 
@@ -60,16 +64,24 @@ class WarmProcesses:
         self._processes: dict[object, asyncio.Task[WarmProcess]] = {}
 
     async def fork(self, start: WarmStart, place: Place, descriptors: Sequence[int]) -> Forked:
-        """A new process that enters the sandbox given by `descriptors` (see warm_server). The warm process is started
-        when there is none, or the last one died; who comes meanwhile waits for the same start."""
+        """A new process that enters the sandbox given by `descriptors` (see warm_server)."""
+        try:
+            return await (await self.ready(start, place)).fork(descriptors)
+        except Lost:  # what it may have forked died with it
+            try:
+                return await (await self.ready(start, place)).fork(descriptors)
+            except Lost as error:
+                raise SandboxError(f"the warm process of {start.folder} was lost twice: {error}") from error
+
+    async def ready(self, start: WarmStart, place: Place) -> "WarmProcess":
+        """The warm process, started when there is none or the last one died; who comes meanwhile waits for the same
+        start. Raises HarnessError when it cannot be started."""
         key = place.key(start)
         task = self._processes.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() or not task.result().alive)):
-            old = task
-            task = self._processes[key] = asyncio.create_task(self._replace(old, start, place))
+            task = self._processes[key] = asyncio.create_task(self._replace(task, start, place))
         # a caller that is cancelled leaves the start to the others
-        process = await asyncio.shield(task)
-        return await process.fork(descriptors)
+        return await asyncio.shield(task)
 
     async def _replace(self, old: "asyncio.Task[WarmProcess] | None", start: WarmStart, place: Place) -> "WarmProcess":
         if old is not None and not old.cancelled() and old.exception() is None:
@@ -134,28 +146,36 @@ class WarmProcess:
             raise HarnessError(f"the warm process of {start.folder} cannot start: {self._last_line()}")
 
     async def fork(self, descriptors: Sequence[int]) -> Forked:
-        """Fork a process over these descriptors. Raises SandboxError when this process is lost."""
+        """Fork a process over these descriptors. Raises Lost, or SandboxError when it lives but cannot."""
         async with self._lock:
             try:
                 socket.send_fds(self._messages, [b"fork"], descriptors)
                 answer, received = await self._receive(_FORK_S)
-            except (OSError, TimeoutError) as error:
-                await asyncio.shield(self.stop())
-                raise SandboxError(f"the warm process is lost: {self._last_line() or error}") from error
+            except (OSError, TimeoutError):
+                answer, received = b"", []
             if received:
                 return Forked(received[0])
-            if not answer:
-                await asyncio.shield(self.stop())
-            raise SandboxError(f"the warm process cannot fork: {answer.decode() or self._last_line()}")
+            if answer:
+                raise SandboxError(f"the warm process cannot fork: {answer.decode()}")
+            await asyncio.shield(self._end())
+            self._close()
+            raise Lost(self._last_line())
 
     async def stop(self) -> None:
         """End it with all that it forked; safe to call again."""
-        self._messages.close()
-        self._theirs.close()
+        await self._end()  # which wakes whoever waits for an answer
+        async with self._lock:
+            self._close()
+        await asyncio.to_thread(shutil.rmtree, self._folder, True)
+
+    async def _end(self) -> None:
         if self._process is not None:
             await end(self._process)
+
+    def _close(self) -> None:
+        self._messages.close()
+        self._theirs.close()
         self._output.finish()
-        await asyncio.to_thread(shutil.rmtree, self._folder, True)
 
     async def _receive(self, timeout_s: float) -> tuple[bytes, list[int]]:
         """The next message; empty when it has ended."""

@@ -134,6 +134,23 @@ async def test_what_a_program_cannot_be_forked_from_is_refused(
     assert (await run(room, "print('well')")).stdout == b"well\n"
 
 
+async def test_a_trial_that_is_cancelled_while_the_program_is_imported_ends_at_once(
+    runtime: LocalRuntime, room: ContainedSandbox
+) -> None:
+    slow = warm_start("import time; time.sleep(600)")
+    waiting = [asyncio.create_task(run(room, "pass", start=slow)) for _ in range(2)]
+    async with asyncio.timeout(30):
+        while not warm_processes():
+            await asyncio.sleep(0.01)
+        for task in waiting:
+            task.cancel()
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in ended] == [asyncio.CancelledError] * 2
+    await room.stop()
+    await runtime.stop()
+    assert not warm_processes()
+
+
 async def test_a_missing_interpreter_is_the_harnesss_failure(runtime: LocalRuntime, tmp_path: Path) -> None:
     spec = warm_specification()
     empty = tmp_path / "empty"
