@@ -1,4 +1,4 @@
-"""What a harness costs cold and warm: `python benchmarks/harness_start.py [--runs N] [--concurrent N] [--harness NAME]…`.
+"""What a harness costs, cold and warm: `python benchmarks/harness_start.py [--runs N] [--concurrent N] [--harness H]`.
 
 Run it alone on the machine. Each run is a trial of two turns (one command, the end) in a fresh sandbox, against a model
 that answers at once. Seconds to the first request are counted from the task (the sandbox is made on the way) and from
