@@ -160,7 +160,12 @@ class ContainedSandbox:
                     entered = await start_cold(wanted, status, (source, out, err), [*namespaces, *joins])
                 elif self._parts.warm is not None:
                     spec = self._parts.spec
-                    place = Place(mounts=spec.mounts, environment=request["environment"], cwd=request["cwd"])
+                    place = Place(
+                        image=self._parts.room.image,
+                        mounts=spec.mounts,
+                        environment=request["environment"],
+                        cwd=request["cwd"],
+                    )
                     descriptors = [wanted, status, source, out, err, *namespaces, *joins]
                     entered = await self._parts.warm.fork(warm, place, descriptors)
                 else:

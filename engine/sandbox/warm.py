@@ -30,6 +30,8 @@ CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SETUID", "CAP_SETGID", "
 """To enter namespaces and their file system, to become the sandbox's user, to drop the rest, and so that the kernel
 ends a trial's process, another user's, with the one that waits for it."""
 _SERVER = "/run/warm"
+_OWN = ("dev", "proc", "run", "sys", "tmp")
+"""Folders of the root that are never the image's."""
 _START_S = 180.0
 _FORK_S = 30.0
 _OUTPUT_LIMIT = 1 << 16
@@ -39,6 +41,8 @@ _OUTPUT_LIMIT = 1 << 16
 class Place:
     """What the imports see beside the program's own files: the same as in the sandbox."""
 
+    image: Path
+    """The image's root; bound only where the start asks for it."""
     mounts: tuple[Mount, ...]
     environment: Mapping[str, str]
     cwd: str
@@ -46,7 +50,8 @@ class Place:
     def key(self, start: WarmStart) -> object:
         """Equal for those that one process can serve."""
         pairs = (tuple(sorted(items)) for items in (self.environment.items(), start.files.items()))
-        return (start.interpreter, start.folder, start.module, self.mounts, self.cwd, *pairs)
+        root = self.image if start.image else None
+        return (start.interpreter, start.folder, start.module, root, self.mounts, self.cwd, *pairs)
 
 
 class WarmProcesses:
@@ -188,6 +193,8 @@ class WarmProcess:
         for capability in CAPABILITIES:
             command += ["--cap-add", capability]
         command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]  # noqa: S108
+        if start.image:
+            command += image_binds(place.image, [mount.target for mount in place.mounts])
         for mount in place.mounts:
             command += ["--ro-bind", str(mount.source), mount.target]
         for module in (enter, warm_server):
@@ -200,3 +207,19 @@ class WarmProcess:
             command += ["--dir", folder]
         server = (f"{_SERVER}/{Path(warm_server.__file__).name}", str(self._theirs.fileno()))
         return [*command, "--chdir", place.cwd, "--", *start.interpreter, *server, start.folder, start.module]
+
+
+def image_binds(image: Path, targets: Sequence[str]) -> list[str]:
+    """bubblewrap's options that show an image entry by entry, so that mounts can lie beside its folders' own."""
+    options: list[str] = []
+    pending = [Path(entry) for entry in sorted(image.iterdir(), reverse=True) if entry.name not in _OWN]
+    while pending:
+        entry = pending.pop()
+        name = f"/{entry.relative_to(image)}"
+        if entry.is_symlink():
+            options += ["--symlink", str(entry.readlink()), name]
+        elif entry.is_dir() and any(f"{target}/".startswith(f"{name}/") for target in targets):
+            pending += sorted(entry.iterdir(), reverse=True)
+        elif entry.is_dir():
+            options += ["--ro-bind", str(entry), name]
+    return options

@@ -2,8 +2,8 @@
 
 Invariants of a `Bug`: the reference's tests passed three times under different hash seeds; with the bug, between one
 and `MOST_FAILING` of them fail, the same ones under two hash seeds; nothing hangs, dies or fails to import; the buggy
-line stands once in its file; each wrong repair fails too; and all these lines are `is_plain`. Same bundle, seed, image
-and number of bugs that are enough: same bugs.
+line stands once in its file; each wrong repair fails one of the task's tests too; and all these lines are `is_plain`.
+Same bundle, seed, image and number of bugs that are enough: same bugs.
 Refuses (`RunError`) a sandbox in which the runner itself does not work.
 """
 
@@ -21,6 +21,8 @@ from engine.tasks.trials import Bench, Trials, Tried, Variant, open_trials
 
 HASH_SEEDS = (0, 1, 2)
 MOST_FAILING = 10
+MOST_PASSING = 30
+"""Tests of a task that pass with the bug, fewer where there are not so many: each rollout pays for them."""
 LINES_PER_FUNCTION = 2
 LINES_PER_MODULE = 10
 MUTANTS_PER_LINE = 4
@@ -278,12 +280,29 @@ def _bugs(work: _Work, line: Sequence[Mutant], bundle: Bundle, rejected: Counter
                     buggy=mutant.after,
                     wrong=tuple(wrong),
                     fail_to_pass=tests,
-                    pass_to_pass=tuple(test for test in work.stable if test not in tests),
+                    pass_to_pass=_passing(
+                        work, mutant, tests, [tried[other] for other in killed if other.after in wrong]
+                    ),
                     message="",
                     behaviour=work.module.behaviour,
                 ),
             )
             return
+
+
+def _passing(work: _Work, mutant: Mutant, failing: Sequence[str], wrong: Sequence[Tried]) -> tuple[str, ...]:
+    """Tests that must still pass: one at least that refuses each wrong repair, then those that run the line, then the
+    others of the files that judge, then the rest; in the module's own order."""
+    refusing = [[test for test in work.stable if run.outcomes.get(test, "passed") != "passed"] for run in wrong]
+    needed = {tests[0] for tests in refusing if tests and not set(tests) & set(failing)}
+    files = {test.split("::", 1)[0] for test in failing}
+    judges = set(work.judges(mutant))
+    order = sorted(
+        (test for test in work.stable if test not in failing),
+        key=lambda test: (test not in needed, test.split("::", 1)[0] not in files, test not in judges),
+    )
+    kept = set(order[:MOST_PASSING])
+    return tuple(test for test in work.stable if test in kept)
 
 
 def _message(text: str) -> str:
