@@ -31,6 +31,8 @@ LINE_CHARS = range(8, 91)
 """Characters of a line, without indentation, that is worth showing."""
 BUGS_PER_MODULE: Mapping[Kind, int] = {"real": 5, "generated": 1}
 """How many bugs a module may be expected to give: that many fewer modules are tried at first."""
+LINES_PER_BUG = 1.4
+"""How many lines are expected to be tried for a bug."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +132,12 @@ async def audit(bundle: Bundle, bench: Bench, seed: int, enough: int) -> Audit:
             count = math.ceil((enough - len(bugs)) / BUGS_PER_MODULE[bundle.kind])
             wave = [_Work(module=module, source=_source(bundle, module)) for module in left[:count]]
             del left[:count]
+            most = min(LINES_PER_MODULE, math.ceil((enough - len(bugs)) * LINES_PER_BUG / len(wave)))
             for work in await _reference(wave, trials, rejected):
                 possible = work.module.mutants or mutants(work.source)
                 found += len(possible)
                 chance = random.Random(f"{seed}/{bundle.name}/{work.module.path}")  # noqa: S311
-                work.lines = _choose(work, possible, chance, rejected)
+                work.lines = _choose(work, possible, most, chance, rejected)
             await _try(wave, trials, bundle)
             bugs += await _confirm(wave, trials, bundle, rejected)
             works += wave
@@ -183,9 +186,9 @@ async def _reference(works: Sequence[_Work], trials: Trials, rejected: Counter[s
 
 
 def _choose(
-    work: _Work, possible: Sequence[Mutant], chance: random.Random, rejected: Counter[str]
+    work: _Work, possible: Sequence[Mutant], most: int, chance: random.Random, rejected: Counter[str]
 ) -> tuple[tuple[Mutant, ...], ...]:
-    """Lines to try, each with the mutants to try: a few a function, spread over the module."""
+    """At most `most` lines to try, each with the mutants to try: a few a function, spread over the module."""
     functions: dict[str, list[tuple[Mutant, ...]]] = {}
     for line in by_line(possible):
         if not all(map(is_plain, (line[0].before, *(mutant.after for mutant in line)))):
@@ -205,10 +208,10 @@ def _choose(
     turns = [
         functions[name][turn] for turn in range(LINES_PER_FUNCTION) for name in order if turn < len(functions[name])
     ]
-    left_out = sum(map(len, functions.values())) - len(turns[:LINES_PER_MODULE])
+    left_out = sum(map(len, functions.values())) - len(turns[:most])
     if left_out:
         rejected["line: left out, enough of its function or module"] += left_out
-    return tuple(tuple(chance.sample(line, min(len(line), MUTANTS_PER_LINE))) for line in turns[:LINES_PER_MODULE])
+    return tuple(tuple(chance.sample(line, min(len(line), MUTANTS_PER_LINE))) for line in turns[:most])
 
 
 async def _try(works: Sequence[_Work], trials: Trials, bundle: Bundle) -> None:
