@@ -21,6 +21,7 @@ _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 
 _SECCOMP_MODE_FILTER = 2
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _KEYCTL = {"x86_64": 250, "aarch64": 219}
+_CAPABILITY_VERSION_3 = 0x20080522
 _SIGKILL, _SIGPIPE, _SIGXFSZ, _SIG_DFL = 9, 13, 25, None
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
@@ -115,9 +116,13 @@ def _drop(request: dict) -> None:  # type: ignore[type-arg]
             break
     for name, value in request["limits"].items():
         resource.setrlimit(getattr(resource, name), (value, value))
-    os.setgroups([])
-    os.setresgid(request["gid"], request["gid"], request["gid"])
-    os.setresuid(request["uid"], request["uid"], request["uid"])
+    uid, gid = request["uid"], request["gid"]
+    if os.getresuid() != (uid, uid, uid):  # what is forked from a warm process is that user already
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    nothing = (ctypes.c_uint32 * 6)()
+    _check(_libc.capset((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), nothing), "capset")
     # A change of identity clears it: from here on the command ends when this helper does.
     _check(_libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "prctl")
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")

@@ -53,7 +53,7 @@ class Parts:
     cgroup: Cgroup
     owner: files.Owner
     warm: WarmProcesses | None
-    """None once the runtime was stopped."""
+    """The runtime's; None: it has none."""
     output_limit: int
     """Bytes of each output stream that are kept."""
     remove: Callable[[], Coroutine[Any, Any, None]]
@@ -99,6 +99,8 @@ class ContainedSandbox:
         leaves in the background go on. `warm`: see contracts.py. Raises SandboxError when the sandbox is gone."""
         self._require_life()
         request = self._request(command, environment, cwd)
+        if warm is not None:
+            await self._warm().ready(warm, self._place(request))  # seconds, at first: may be cancelled
         begun, ooms = time.monotonic(), self._parts.cgroup.oom_kills()
         group = self._parts.cgroup.command_group()
         out, err = (Capture(self._parts.output_limit, self._parts.owner.uid) for _ in range(2))
@@ -158,21 +160,25 @@ class ContainedSandbox:
             with memory_file(marshal.dumps(given), 0) as wanted:
                 if warm is None:
                     entered = await start_cold(wanted, status, (source, out, err), [*namespaces, *joins])
-                elif self._parts.warm is not None:
-                    spec = self._parts.spec
-                    place = Place(
-                        image=self._parts.room.image,
-                        mounts=spec.mounts,
-                        environment=request["environment"],
-                        cwd=request["cwd"],
-                    )
-                    descriptors = [wanted, status, source, out, err, *namespaces, *joins]
-                    entered = await self._parts.warm.fork(warm, place, descriptors)
                 else:
-                    raise SandboxError(f"the runtime of {self._parts.spec.name} is stopped")
+                    descriptors = [wanted, status, source, out, err, *namespaces, *joins]
+                    entered = await self._warm().fork(warm, self._place(request), descriptors)
         for capture in captures:
             capture.started()
         return entered
+
+    def _warm(self) -> WarmProcesses:
+        if self._parts.warm is None:
+            raise SandboxError(f"sandbox {self._parts.spec.name} has no runtime that could start a warm process")
+        return self._parts.warm
+
+    def _place(self, request: Mapping[str, Any]) -> Place:
+        return Place(
+            image=self._parts.room.image,
+            mounts=self._parts.spec.mounts,
+            environment=request["environment"],
+            cwd=request["cwd"],
+        )
 
     def _result(
         self,

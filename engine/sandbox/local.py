@@ -113,7 +113,7 @@ class LocalRuntime(abc.ABC):
             logging.getLogger(__name__).warning("%s", error)
         self._images = images
         self._session = await in_thread(Session, owner)
-        self._warm = WarmProcesses(self._session.folder)
+        self._warm = WarmProcesses(self._session.folder, self._settings.uid)
         try:
             await self._begin()
         except BaseException:

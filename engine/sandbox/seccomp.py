@@ -9,6 +9,7 @@ Refuses machines other than x86-64 and AArch64.
 import errno
 import platform
 import struct
+from collections.abc import Collection
 
 _EPERM = errno.EPERM
 _X86, _ARM = "x86_64", "aarch64"
@@ -91,14 +92,17 @@ _NUMBER, _ARCH, _FIRST = 0, 4, 16
 """Offsets in struct seccomp_data; a first argument's low half comes first on both machines."""
 
 
-def program(machine: str | None = None) -> bytes:
-    """The filter as an array of struct sock_filter (8 bytes each). Raises KeyError for an unknown machine."""
+def program(machine: str | None = None, allowed: Collection[str] = ()) -> bytes:
+    """The filter as an array of struct sock_filter (8 bytes each), without the refusal of calls that are `allowed`.
+
+    Raises KeyError for an unknown machine."""
     machine = machine or platform.machine()
     code = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, _AUDIT_ARCH[machine]), _refuse(errno.ENOSYS), (_LOAD, 0, 0, _NUMBER)]
     # Numbers with this bit are the x32 ABI, a second door to the same calls.
     code += [(_AT_LEAST, 0, 1, 0x40000000), _refuse(errno.ENOSYS)]
-    for number in (_DENIED[machine] | _SAME_ON_BOTH).values():
-        code += [(_EQUAL, 0, 1, number), _refuse(_EPERM)]
+    for name, number in (_DENIED[machine] | _SAME_ON_BOTH).items():
+        if name not in allowed:
+            code += [(_EQUAL, 0, 1, number), _refuse(_EPERM)]
     for number in _UNKNOWN.values():
         code += [(_EQUAL, 0, 1, number), _refuse(errno.ENOSYS)]
     code += [(_EQUAL, 0, 4, _CLONE[machine]), (_LOAD, 0, 0, _FIRST), (_AND_SET, 0, 1, _NEW_NAMESPACES)]

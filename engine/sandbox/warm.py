@@ -1,8 +1,9 @@
 """Warm processes: each imports one harness once, in a namespace of its own, and forks into sandboxes from then on.
 
-What such a process may do and see: root with the few capabilities that entering a sandbox needs; a file system of the
-sandbox's mounts and its own files; no network; a socket to this process alone. It stays in this process's namespace of
-process ids, since only from there the sandboxes' can be entered.
+What such a process may do and see: it is the sandboxes' user with the few capabilities that entering needs, under their
+filter of system calls less two (so it mounts nothing); a file system of the sandbox's mounts and its own files; no
+network; a socket to this process alone. It stays in this process's namespace of process ids, since only from there the
+sandboxes' can be entered, and cannot look into processes of another user there.
 
 Invariants: there is one for each distinct (start, mounts, environment, folder), so that what its imports saw is what
 they would have seen in the sandbox; it ends with this process, however that ends; nothing of a trial is told to it.
@@ -19,16 +20,17 @@ from pathlib import Path
 
 from engine.core.errors import HarnessError, SandboxError
 from engine.core.records import Mount, WarmStart
-from engine.sandbox import enter, warm_server
+from engine.sandbox import enter, seccomp, warm_server
 from engine.sandbox.capture import Capture
-from engine.sandbox.commands import Forked
+from engine.sandbox.commands import Forked, memory_file
 from engine.sandbox.files import parts
 from engine.sandbox.processes import end
 from engine.sandbox.tools import find
 
-CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
-"""To enter namespaces and their file system, to become the sandbox's user, to drop the rest, and so that the kernel
-ends a trial's process, another user's, with the one that waits for it."""
+_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SETPCAP", "CAP_SETUID", "CAP_SETGID")
+"""To enter namespaces and their file system, and to drop the rest; the last two until it has become the user."""
+_CALLS = ("setns", "keyctl")
+"""System calls that entering needs and that the sandboxes' filter refuses."""
 _SERVER = "/run/warm"
 _OWN = ("dev", "proc", "run", "sys", "tmp")
 """Folders of the root that are never the image's."""
@@ -54,31 +56,43 @@ class Place:
         return (start.interpreter, start.folder, start.module, root, self.mounts, self.cwd, *pairs)
 
 
+class Lost(Exception):
+    """A warm process that ended or hangs; it is ended now."""
+
+
 class WarmProcesses:
     """All warm processes of one runtime."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: a host folder of this session, where each keeps its files."""
-        self._folder = folder
+    def __init__(self, folder: Path, uid: int) -> None:
+        """`folder`: a host folder of this session, where each keeps its files; `uid`: the sandboxes' user."""
+        self._folder, self._uid = folder, uid
         self._processes: dict[object, asyncio.Task[WarmProcess]] = {}
 
     async def fork(self, start: WarmStart, place: Place, descriptors: Sequence[int]) -> Forked:
-        """A new process that enters the sandbox given by `descriptors` (see warm_server). The warm process is started
-        when there is none, or the last one died; who comes meanwhile waits for the same start."""
+        """A new process that enters the sandbox given by `descriptors` (see warm_server)."""
+        try:
+            return await (await self.ready(start, place)).fork(descriptors)
+        except Lost:  # what it may have forked died with it
+            try:
+                return await (await self.ready(start, place)).fork(descriptors)
+            except Lost as error:
+                raise SandboxError(f"the warm process of {start.folder} was lost twice: {error}") from error
+
+    async def ready(self, start: WarmStart, place: Place) -> "WarmProcess":
+        """The warm process, started when there is none or the last one died; who comes meanwhile waits for the same
+        start. Raises HarnessError when it cannot be started."""
         key = place.key(start)
         task = self._processes.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() or not task.result().alive)):
-            old = task
-            task = self._processes[key] = asyncio.create_task(self._replace(old, start, place))
+            task = self._processes[key] = asyncio.create_task(self._replace(task, start, place))
         # a caller that is cancelled leaves the start to the others
-        process = await asyncio.shield(task)
-        return await process.fork(descriptors)
+        return await asyncio.shield(task)
 
     async def _replace(self, old: "asyncio.Task[WarmProcess] | None", start: WarmStart, place: Place) -> "WarmProcess":
         if old is not None and not old.cancelled() and old.exception() is None:
             await old.result().stop()
         folder = self._folder / f"warm-{secrets.token_hex(4)}"
-        process = WarmProcess(folder)
+        process = WarmProcess(folder, self._uid)
         try:
             await process.start(start, place)
         except BaseException:
@@ -99,8 +113,8 @@ class WarmProcesses:
 class WarmProcess:
     """One warm process."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, uid: int) -> None:
+        self._folder, self._uid = folder, uid
         self._lock = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._output = Capture(_OUTPUT_LIMIT, 0)
@@ -114,16 +128,17 @@ class WarmProcess:
     async def start(self, start: WarmStart, place: Place) -> None:
         """Start it and wait until its imports are done. Raises HarnessError."""
         await asyncio.to_thread(self._write, start.files)
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command(start, place),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=self._output.write,
-            stderr=self._output.write,
-            pass_fds=(self._theirs.fileno(),),
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )
+        with memory_file(seccomp.program(allowed=_CALLS), 0) as rules:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command(start, place, rules),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=self._output.write,
+                stderr=self._output.write,
+                pass_fds=(self._theirs.fileno(), rules),
+                env={},
+                cwd="/",
+                start_new_session=True,
+            )
         self._theirs.close()
         self._output.started()
         try:
@@ -136,28 +151,36 @@ class WarmProcess:
             raise HarnessError(f"the warm process of {start.folder} cannot start: {self._last_line()}")
 
     async def fork(self, descriptors: Sequence[int]) -> Forked:
-        """Fork a process over these descriptors. Raises SandboxError when this process is lost."""
+        """Fork a process over these descriptors. Raises Lost, or SandboxError when it lives but cannot."""
         async with self._lock:
             try:
                 socket.send_fds(self._messages, [b"fork"], descriptors)
                 answer, received = await self._receive(_FORK_S)
-            except (OSError, TimeoutError) as error:
-                await asyncio.shield(self.stop())
-                raise SandboxError(f"the warm process is lost: {self._last_line() or error}") from error
+            except (OSError, TimeoutError):
+                answer, received = b"", []
             if received:
                 return Forked(received[0])
-            if not answer:
-                await asyncio.shield(self.stop())
-            raise SandboxError(f"the warm process cannot fork: {answer.decode() or self._last_line()}")
+            if answer:
+                raise SandboxError(f"the warm process cannot fork: {answer.decode()}")
+            await asyncio.shield(self._end())
+            self._close()
+            raise Lost(self._last_line())
 
     async def stop(self) -> None:
         """End it with all that it forked; safe to call again."""
-        self._messages.close()
-        self._theirs.close()
+        await self._end()  # which wakes whoever waits for an answer
+        async with self._lock:
+            self._close()
+        await asyncio.to_thread(shutil.rmtree, self._folder, True)
+
+    async def _end(self) -> None:
         if self._process is not None:
             await end(self._process)
+
+    def _close(self) -> None:
+        self._messages.close()
+        self._theirs.close()
         self._output.finish()
-        await asyncio.to_thread(shutil.rmtree, self._folder, True)
 
     async def _receive(self, timeout_s: float) -> tuple[bytes, list[int]]:
         """The next message; empty when it has ended."""
@@ -178,23 +201,32 @@ class WarmProcess:
         return lines[-1].strip()[:500] if lines else "it ended without a word"
 
     def _write(self, contents: Mapping[str, bytes]) -> None:
-        self._folder.mkdir(mode=0o700)
+        self._folder.mkdir()
         for name, content in contents.items():
             path = self._folder.joinpath(*parts(f"/{name}"))
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
+        for path in (self._folder, *self._folder.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # whatever the umask: another user reads them
 
-    def _command(self, start: WarmStart, place: Place) -> list[str]:
+    def _command(self, start: WarmStart, place: Place, rules: int) -> list[str]:
         bwrap = find("bwrap")
         if bwrap is None:
             raise SandboxError("bwrap is not installed: apt-get install -y --no-install-recommends bubblewrap")
         command = [bwrap, "--unshare-ipc", "--unshare-net", "--unshare-uts", "--unshare-cgroup", "--die-with-parent"]
-        command += ["--hostname", "sandbox", "--clearenv", "--cap-drop", "ALL"]
-        for capability in CAPABILITIES:
+        command += ["--hostname", "sandbox", "--clearenv", "--seccomp", str(rules), "--cap-drop", "ALL"]
+        for capability in _CAPABILITIES:
             command += ["--cap-add", capability]
-        command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]  # noqa: S108
+        command += ["--proc", "/proc", "--dev", "/dev"]
+        # Made beforehand, or they would be closed to all but root.
+        targets = [Path(target) for target in (*(mount.target for mount in place.mounts), _SERVER, start.folder)]
+        for folder in sorted({str(folder) for target in targets for folder in target.parents} | {_SERVER}):
+            command += ["--perms", "0755", "--dir", folder]
+        home, beside = place.environment.get("HOME", "/"), str(Path(start.folder).parent)
+        for folder in sorted({"/tmp", home, place.cwd, beside} - {"/"}):  # noqa: S108
+            command += ["--dir", folder, "--chmod", "0777", folder]  # as in a sandbox, where they are the user's
         if start.image:
-            command += image_binds(place.image, [mount.target for mount in place.mounts])
+            command += image_binds(place.image, [str(target) for target in targets])
         for mount in place.mounts:
             command += ["--ro-bind", str(mount.source), mount.target]
         for module in (enter, warm_server):
@@ -203,9 +235,7 @@ class WarmProcess:
         command += ["--ro-bind", str(self._folder), start.folder]
         for name, value in place.environment.items():
             command += ["--setenv", name, value]
-        for folder in {place.cwd, place.environment.get("HOME", "/")} - {"/"}:
-            command += ["--dir", folder]
-        server = (f"{_SERVER}/{Path(warm_server.__file__).name}", str(self._theirs.fileno()))
+        server = (f"{_SERVER}/{Path(warm_server.__file__).name}", str(self._theirs.fileno()), str(self._uid))
         return [*command, "--chdir", place.cwd, "--", *start.interpreter, *server, start.folder, start.module]
 
 

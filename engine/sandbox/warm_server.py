@@ -1,9 +1,9 @@
-"""The warm process: `python -I -B warm_server.py CONTROL FOLDER MODULE`, in the harness's own interpreter (see warm).
+"""The warm process: `python -I -B warm_server.py CONTROL UID FOLDER MODULE`, by the harness's interpreter (see warm).
 
-It imports MODULE from FOLDER, calls its `load()`, says that it is ready, and forks once per message on CONTROL, a
-socket that only the engine has. A message brings descriptors, in this order: the request, where to tell the end,
-standard input, output and error, one per namespace, one per control group. The forked process enters the sandbox by
-the steps of `enter`; its child, when all is given up, calls `MODULE.run(command, environment)`.
+It becomes user UID, imports MODULE from FOLDER, calls its `load()`, says that it is ready, and forks once per message
+on CONTROL, a socket that only the engine has. A message brings descriptors, in this order: the request, where to tell
+the end, standard input, output and error, one per namespace, one per control group. The forked process enters the
+sandbox by the steps of `enter`; its child, when all is given up, calls `MODULE.run(command, environment)`.
 
 Invariants: this process itself reads no request, so nothing of a trial is ever in the memory that the next one is
 forked from; it forks only while it has one thread and no descriptor but its own; what it forked ends with it.
@@ -21,9 +21,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-_PR_SET_PDEATHSIG, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT = 1, 23, 24, 47
-_CLEAR_ALL = 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP = 1, 4, 8, 24
 _SIGKILL = 9
+_SETPCAP, _SYS_CHROOT, _SYS_ADMIN = 8, 18, 21
+_NEEDED = (_SETPCAP, _SYS_CHROOT, _SYS_ADMIN)
+"""Capabilities: to enter namespaces, their file system among them, and to drop the rest for good."""
 _CAPABILITY_VERSION_3 = 0x20080522
 NAMESPACES = 6
 _DESCRIPTORS_LIMIT = 64
@@ -34,10 +36,11 @@ class Refusal(Exception):
     """Why this process cannot be forked."""
 
 
-def main(control: int, folder: str, module_name: str) -> None:
+def main(control: int, uid: int, folder: str, module_name: str) -> None:
     """Serve until the engine closes its end of `control`."""
-    narrow_rights()
-    enter, module = _import(str(Path(__file__).parent), "enter"), _import(folder, module_name)
+    enter = _import(str(Path(__file__).parent), "enter")
+    narrow_rights(uid)
+    module = _import(folder, module_name)
     module.load()
     messages = socket.socket(fileno=control)
     children: dict[int, int] = {}
@@ -60,26 +63,19 @@ def main(control: int, folder: str, module_name: str) -> None:
                 return
 
 
-def narrow_rights() -> None:
-    """Keep the capabilities that entering needs, and no way to others: none is inherited by what is executed."""
-    permitted = capabilities()[1]
-    for capability in range(64):
-        if _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) < 0:
-            break
-        if not permitted >> capability & 1:
-            _check(_libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0))
-    _check(_libc.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0))
-    low, high = permitted & 0xFFFFFFFF, permitted >> 32
+def narrow_rights(uid: int) -> None:
+    """Become the sandboxes' user, with the capabilities that entering needs and no way to others."""
+    _check(_libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    _check(_libc.prctl(_PR_SET_KEEPCAPS, 0, 0, 0, 0))
+    low, high = (sum(1 << (bit & 31) for bit in _NEEDED if bit >> 5 == word) for word in (0, 1))
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _check(_libc.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)))
-
-
-def capabilities() -> tuple[int, int, int]:
-    """Effective, permitted and inheritable, as bits."""
-    header, data = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
-    _check(_libc.capget(header, data))
-    effective, permitted, inheritable = (data[index] | data[index + 3] << 32 for index in range(3))
-    return effective, permitted, inheritable
+    for capability in range(64):
+        if capability not in _NEEDED and _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
+            break
 
 
 def check_alone(control: int, children: dict[int, int]) -> None:
@@ -132,6 +128,8 @@ def _enter(parent: int, foreign: list[int], descriptors: list[int], enter: Modul
         for number in range(3):
             os.dup2(rest[number], number)
             os.close(rest[number])
+        # A change of identity made /proc/self the host's; the trial's process closes itself again.
+        _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0))
         given = enter.take(request)
         given["namespaces"], given["groups"] = rest[3 : 3 + NAMESPACES], rest[3 + NAMESPACES :]
 
@@ -160,4 +158,4 @@ def _check(result: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

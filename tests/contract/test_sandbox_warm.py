@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from sandbox_cases import ROOT, WORKDIR, make_runtime, processes_with, shell, traces
+from sandbox_cases import ROOT, SETTINGS, WORKDIR, make_runtime, processes_with, shell, traces
 from warm_pieces import descendants, descriptors, run, warm_processes, warm_specification, warm_start
 
 from engine.core.errors import HarnessError, SandboxError
@@ -98,6 +98,8 @@ async def test_a_forked_process_and_its_children_are_those_of_a_cold_start(room:
     expected, seen = json.loads(cold.stdout), json.loads(forked.stdout)
     for each in (expected, seen):
         each["environment"] = [name for name in each["environment"] if name != "LC_CTYPE"]  # Python's own addition
+    for who in ("own", "child"):  # the warm process's own filter, wider by two calls, stays below the sandbox's
+        assert int(seen[who].pop("Seccomp_filters")[0]) == int(expected[who].pop("Seccomp_filters")[0]) + 1
     expected["rest"] = expected["rest"].replace("LC_CTYPE=C.UTF-8\0", "")
     assert seen == expected
     assert seen["own"]["CapBnd"] == ["0" * 16]
@@ -130,6 +132,23 @@ async def test_what_a_program_cannot_be_forked_from_is_refused(
         await run(room, "pass", start=warm_start("import time; time.sleep(600)"))
     assert not warm_processes()
     assert (await run(room, "print('well')")).stdout == b"well\n"
+
+
+async def test_a_trial_that_is_cancelled_while_the_program_is_imported_ends_at_once(
+    runtime: LocalRuntime, room: ContainedSandbox
+) -> None:
+    slow = warm_start("import time; time.sleep(600)")
+    waiting = [asyncio.create_task(run(room, "pass", start=slow)) for _ in range(2)]
+    async with asyncio.timeout(30):
+        while not warm_processes():
+            await asyncio.sleep(0.01)
+        for task in waiting:
+            task.cancel()
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in ended] == [asyncio.CancelledError] * 2
+    await room.stop()
+    await runtime.stop()
+    assert not warm_processes()
 
 
 async def test_a_missing_interpreter_is_the_harnesss_failure(runtime: LocalRuntime, tmp_path: Path) -> None:
@@ -174,20 +193,25 @@ async def test_another_environment_is_another_process(room: ContainedSandbox) ->
 
 async def test_the_warm_process_sees_no_host_no_network_and_nothing_of_a_trial(room: ContainedSandbox) -> None:
     look = (
-        "import socket; global SEEN; SEEN = [sorted(os.listdir('/')), sorted(os.listdir('/run')), "
-        "[name for _, name in socket.if_nameindex()], [line for line in open('/proc/self/status') if 'Cap' in line]]"
+        "import socket, ctypes; global SEEN; SEEN = [sorted(os.listdir('/')), sorted(os.listdir('/run')), "
+        "[name for _, name in socket.if_nameindex()], os.getresuid(), os.getgroups(), "
+        "[ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None), ctypes.CDLL(None).unshare(0x20000)], "
+        "[os.access(f'/proc/{pid}/' + name, os.R_OK) for pid in (1, os.getppid()) for name in ('root/', 'environ')]]"
     )
     start = warm_start(look)
     secret = "a-key-of-" + "this-trial"
     result = await run(room, f"import program, json; print(json.dumps(program.SEEN)); '{secret}'", start=start)
-    root, below_run, interfaces, _ = json.loads(result.stdout)
+    root, below_run, interfaces, user, groups, calls, host = json.loads(result.stdout)
     assert set(root) == {"dev", "home", "opt", "proc", "run", "testbed", "tmp"}
     assert set(below_run) == {"lego", "warm"}
     assert interfaces == ["lo"]
+    assert (set(user), groups) == ({SETTINGS["uid"]}, [])
+    assert calls == [-1, -1], "it mounts nothing and makes no namespace"
+    assert host == [False] * 4, "no way through another process into the host's file system"
     (pid,) = warm_processes()
     caps = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "Cap" in line)
     assert caps["CapInh"] == caps["CapAmb"] == "0" * 16
-    assert caps["CapBnd"] == caps["CapEff"] == f"{1 << 21 | 1 << 18 | 1 << 8 | 1 << 7 | 1 << 6 | 1 << 5:016x}"
+    assert caps["CapBnd"] == caps["CapEff"] == f"{1 << 21 | 1 << 18 | 1 << 8:016x}"
     assert not holds(pid, secret.encode())
     assert holds(pid, b"'SEEN'"[1:-1])
 

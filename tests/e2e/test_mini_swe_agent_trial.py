@@ -145,8 +145,8 @@ async def test_endpoint_that_never_answers(tmp_path: Path) -> None:
     assert len(ended.server.requests) == 2
 
 
-async def test_wall_clock(tmp_path: Path) -> None:
-    ended = await trial([HANG], tmp_path, timeout_s=10.0)
+async def test_wall_clock(tmp_path: Path, start: str) -> None:
+    ended = await trial([HANG], tmp_path, timeout_s=3.0 if start == "warm" else 10.0)
     assert judged(ended)[0] is Termination.AGENT_TIMEOUT
 
 

@@ -1,6 +1,7 @@
 """What every adapter owes a trial, without a sandbox: what it writes, how it starts, what it needs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,16 @@ def make(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def test_all_files_stand_outside_the_repository_and_the_key_in_the_settings_alone(make: Any, task: Task) -> None:
-    launch = make().launch(task, ENDPOINT)
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_all_files_stand_outside_the_repository_and_the_key_in_the_settings_alone(
+    make: Any, task: Task, start: str
+) -> None:
+    launch = make(start=start).launch(task, ENDPOINT)
     program, settings = launch.command[-2:]
     assert launch.cwd == "/testbed"
     assert {path for path in launch.files if not path.startswith(f"{program}/")} == {settings}
     assert program.startswith("/run/lego/")
-    assert f"{program}/__main__.py" in launch.files
+    assert (f"{program}/__main__.py" in launch.files) is (start == "cold")
     assert [path for path, content in launch.files.items() if b"sk-trial" in content] == [settings]
     content = json.loads(launch.files[settings])
     assert (content["runtime"], content["instruction"]) == ("/opt/agent", "Fix it.")
@@ -50,18 +54,34 @@ def test_all_files_stand_outside_the_repository_and_the_key_in_the_settings_alon
 
 
 def test_launchers_import_nothing_of_the_engine(make: Any, task: Task) -> None:
-    sources = [content.decode() for path, content in make().launch(task, ENDPOINT).files.items() if path.endswith("py")]
-    assert sources
+    cold, warm = make(start="cold").launch(task, ENDPOINT), make(start="warm").launch(task, ENDPOINT).warm
+    files = {**cold.files, **warm.files}
+    sources = [content.decode() for path, content in files.items() if path.endswith("py")]
+    assert len(sources) == 8
     lines = [line.strip() for source in sources for line in source.splitlines()]
     assert not [line for line in lines if line.startswith(("import engine", "from engine"))]
 
 
 def test_start_leaks_nothing_into_the_environment_or_the_command_line(make: Any, task: Task) -> None:
-    launch = make().launch(task, ENDPOINT)
+    launch = make(start="cold").launch(task, ENDPOINT)
     assert launch.environment == {}
     assert "sk-trial" not in " ".join(launch.command)
     assert launch.command[0].startswith("/opt/agent/usr/lib/")
     assert "-I" in launch.command
+    assert launch.warm is None
+
+
+def test_a_warm_start_is_told_nothing_of_the_trial_and_is_the_same_for_all(make: Any, task: Task) -> None:
+    launch = make(start="warm").launch(task, ENDPOINT)
+    cold = make(start="cold").launch(task, ENDPOINT)
+    assert launch.command == cold.command[-2:], "sys.argv"
+    assert launch.environment == cold.environment
+    assert (*launch.warm.interpreter, *launch.command) == cold.command
+    other = replace(task, instruction="Another.", workdir="/testbed")
+    endpoint = Endpoint(base_url="http://127.0.0.1:8080/t/other", api_key="sk-other", model="other")
+    assert make(start="warm").launch(other, endpoint).warm == launch.warm
+    assert "Fix it." not in repr(launch.warm)
+    assert "sk-trial" not in repr(launch.warm)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +95,8 @@ def test_loader_of_the_machine(
     make: Any, task: Task, monkeypatch: pytest.MonkeyPatch, machine: str, loader: str
 ) -> None:
     monkeypatch.setattr("engine.harness.runtime.platform.machine", lambda: machine)
-    assert make().launch(task, ENDPOINT).command[0] == loader
+    assert make(start="cold").launch(task, ENDPOINT).command[0] == loader
+    assert make(start="warm").launch(task, ENDPOINT).warm.interpreter[0] == loader
 
 
 def test_every_package_of_the_runtime_is_pinned(make: Any) -> None:

@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +19,7 @@ class Program:
     """A harness that needs no package; `ending` is what its conversation returns or raises."""
 
     IMPORT_ENVIRONMENT: ClassVar = {"WHILE_IMPORTING": "1"}
+    IMPORTED: ClassVar = ["wave"]
 
     def __init__(self, ending: int | Exception = process.EXIT_FINISHED, known: int | None = None) -> None:
         self.ending, self.known = ending, known
@@ -50,12 +53,67 @@ def run(program: Program, report: dict[str, Any]) -> int:
 
 
 @pytest.mark.usefixtures("aside")
-def test_the_conversation_has_the_given_environment_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    program, report = Program(process.EXIT_MAX_TURNS), {"error": ""}
-    assert run(program, report) == process.EXIT_MAX_TURNS
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_the_conversation_has_the_given_environment_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], start: str
+) -> None:
+    monkeypatch.setattr(process, "close_to_neighbours", lambda: None)
+    monkeypatch.setattr(process, "given_environment", lambda: {"GIVEN": "1"})
+    path = tmp_path / "settings.json"
+    path.write_text('{"runtime": "/opt/agent", "instruction": "Fix it."}')
+    os.environ["OF_THE_WARM_PROCESS"] = "1"
+    program = Program(process.EXIT_MAX_TURNS)
+    code = process.main(program, path, {"GIVEN": "1"} if start == "warm" else None)
+    assert code == process.EXIT_MAX_TURNS
     assert program.seen[0]["WHILE_IMPORTING"] == "1"
+    assert ("OF_THE_WARM_PROCESS" in program.seen[0]) is (start == "cold")
     assert program.seen[1] == {"GIVEN": "1"}
     assert capsys.readouterr().out == process.STARTED + "\n"
+    assert not path.exists()
+
+
+@pytest.mark.usefixtures("aside")
+def test_loading_imports_what_a_conversation_needs() -> None:
+    sys.modules.pop("wave", None)
+    process.load(Program(), "/opt/agent")
+    assert "wave" in sys.modules
+    assert os.environ["WHILE_IMPORTING"] == "1"
+
+
+FORKED = """
+import os, random, sys
+from pathlib import Path
+from engine.harness.launchers import process
+
+class Program:
+    IMPORT_ENVIRONMENT, IMPORTED = {}, ()
+    def prepare(self, settings):
+        return None
+    def converse(self, conversation, settings, report):
+        print(random.random(), os.environ.get("GIVEN"), sys.argv[0])
+        raise {error}
+
+for number in range(2):
+    path = Path(sys.argv[1], f"settings-{number}.json")
+    path.write_text('{"instruction": "Fix it."}')
+    if (child := os.fork()) == 0:
+        process.start_warm(Program(), ("program", str(path)), {"GIVEN": "1"})
+    print("EXIT", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [("SystemExit(3)", 3), ("SystemExit('words')", 1), ("KeyboardInterrupt", -2), ("ValueError", process.EXIT_CRASHED)],
+)
+def test_a_forked_trial_ends_as_a_cold_one_and_draws_its_own_numbers(tmp_path: Path, error: str, code: int) -> None:
+    script = FORKED.replace("{error}", error)
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines.count(f"EXIT {code}") == 2, done.stderr
+    drawn = [line.split() for line in lines if line.endswith("program")]
+    assert [words[1] for words in drawn] == ["1", "1"]
+    assert drawn[0][0] != drawn[1][0]
 
 
 def error_of(module: str) -> Exception:
