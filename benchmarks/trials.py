@@ -11,6 +11,7 @@ Run it alone on the machine. Exits with 1 unless every trial earned its reward.
 import argparse
 import asyncio
 import base64
+import difflib
 import json
 import os
 import resource
@@ -141,18 +142,26 @@ def script_of(tasks: Sequence[Task]) -> dict[str, list[dict[str, Any]]]:
     """Per task: one command that lays the reference over the repository, one that submits."""
     script = {}
     for task in tasks:
-        assert task.reference is not None
-        diff = base64.b64encode(task.reference.diff.encode()).decode()
-        mend, submit = f"echo {diff} | base64 -d | git apply", SUBMIT
+        mend, submit = f"echo {diff_of(task)} | base64 -d | git apply --unidiff-zero", SUBMIT
         script[f"*-{task.id}-s*"] = [
             {"calls": [{"name": "bash", "arguments": {"command": command}}]} for command in (mend, submit)
         ]
     return script
 
 
-def trial_of(task: Task, sample: int, run: str) -> Trial:
+def diff_of(task: Task) -> str:
+    """The reference as a diff without context, short enough for one turn, in base64."""
+    assert task.reference is not None
+    text = ""
+    for change in task.reference.changes:
+        old, new = ((side or b"").decode().splitlines(keepends=True) for side in (change.before, change.after))
+        text += "".join(difflib.unified_diff(old, new, f"a/{change.path}", f"b/{change.path}", n=0))
+    return base64.b64encode(text.encode()).decode()
+
+
+def trial_of(task: Task, sample: int) -> Trial:
     return Trial(
-        key=TrialKey(run=run, epoch=0, task=task.id, sample=sample, attempt=0),
+        key=TrialKey(run="benchmark", epoch=0, task=task.id, sample=sample, attempt=0),
         task=task,
         harness=HARNESS,
         policy_version=0,
@@ -205,7 +214,7 @@ class Bench:
         async def play(number: int) -> bool:
             task = self.tasks[number % len(self.tasks)]
             with figures.timed("trial", cpu=alone):
-                scored = await run_trial(trial_of(task, number, f"c{width}"), shop)
+                scored = await run_trial(trial_of(task, 1000 * width + number), shop)
             with figures.timed("store", cpu=alone):
                 self.writer.trial(width, scored)
             for stage, seconds in scored.trajectory.timings.items():

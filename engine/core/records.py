@@ -473,10 +473,12 @@ class Endpoint:
 class WarmStart:
     """A Python process that imports a program once, and from which each trial's process is forked into its sandbox.
 
-    It sees nothing but the sandbox's mounts and its own `files`, has no network, and is told nothing of any trial."""
+    It sees nothing but the sandbox's mounts, its own `files` and, if asked for, the image; it has no network, and is
+    told nothing of any trial."""
 
     interpreter: tuple[str, ...]
-    """Command that runs a Python script (its path and arguments are appended), from one of the sandbox's mounts."""
+    """Command that runs a Python script (its path and arguments are appended), from one of the sandbox's mounts, or
+    from its image."""
     folder: str
     """Absolute path of the folder that `module` is imported from and that holds `files`."""
     module: str
@@ -484,6 +486,8 @@ class WarmStart:
     process when it is inside its sandbox and has given up all rights."""
     files: Mapping[str, bytes]
     """Path below `folder` → contents."""
+    image: bool = False
+    """Whether it sees the sandbox's image too, read-only: for an interpreter that lies in there."""
 
 
 @dataclass(frozen=True, kw_only=True)

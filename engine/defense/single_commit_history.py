@@ -1,13 +1,17 @@
 """Gives the agent a repository of one commit: nothing of the fix's history can be found in it.
 
 Invariant: after `setup` the tree holds one `.git` with one commit, one branch, no tag, remote, reflog or hook, and no
-other trace of version control. The host's git runs in a clean environment, on a tree that no agent has touched yet.
+other trace of version control. The host's git runs in a clean environment, on a tree that no agent has touched yet;
+for a tree of the same contents it has run once, and what it made is written again, since it would make the same.
 Refuses (EnvironmentFailure) when git fails or is not installed.
 """
 
 import asyncio
+import hashlib
 import os
 import shutil
+import stat
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +23,8 @@ from engine.defense.stage import Stage
 
 NAME = "single_commit_history"
 _CLEAN = ("core.hooksPath=/dev/null", "core.autocrlf=false", "core.logAllRefUpdates=false", "commit.gpgSign=false")
+_KEPT_BYTES = 64 << 20
+"""Repositories that are kept in memory, the latest ones."""
 _CONFIG = "[user]\n\tname = agent\n\temail = agent@localhost\n[gc]\n\tauto = 0\n"
 
 
@@ -30,20 +36,35 @@ class SingleCommitHistory(Stage):
     def __init__(self, *, date: str, message: str) -> None:
         self.date = date
         self.message = message
+        self._made: OrderedDict[bytes, _Repository] = OrderedDict()
 
     async def setup(self, task: Task, tree: Path) -> Sequence[Finding]:
         """Remove every trace of version control, then commit the tree."""
         removed = await asyncio.to_thread(remove_history, tree)
+        key = await asyncio.to_thread(_contents, tree)
+        if key in self._made:
+            self._made.move_to_end(key)
+            await asyncio.to_thread(_write, self._made[key], tree / ".git")
+        else:
+            await self._commit(tree)
+            self._keep(key, await asyncio.to_thread(_read, tree / ".git"))
+        if not removed:
+            return ()
+        detail = "version control data of the source was removed"
+        return (Finding(stage=NAME, phase="setup", detail=detail, paths=tuple(removed[:50])),)
+
+    def _keep(self, key: bytes, made: "_Repository") -> None:
+        self._made[key] = made
+        while sum(map(_size, self._made.values())) > _KEPT_BYTES:
+            self._made.popitem(last=False)
+
+    async def _commit(self, tree: Path) -> None:
         await self._git(tree, "init", "--quiet", "--template=", "--initial-branch=main")
         await self._git(tree, "add", "--all", "--force", ".")
         await self._git(tree, "commit", "--quiet", "--allow-empty", "--no-verify", "--message", self.message)
         with (tree / ".git" / "config").open("a", encoding="utf-8") as config:
             config.write(_CONFIG)
         (tree / ".git" / "COMMIT_EDITMSG").unlink(missing_ok=True)
-        if not removed:
-            return ()
-        detail = "version control data of the source was removed"
-        return (Finding(stage=NAME, phase="setup", detail=detail, paths=tuple(removed[:50])),)
 
     async def _git(self, tree: Path, *arguments: str) -> None:
         settings = [part for setting in _CLEAN for part in ("-c", setting)]
@@ -106,3 +127,40 @@ def remove_history(tree: Path) -> list[str]:
         else:
             target.unlink()
     return sorted(found)
+
+
+_Repository = Sequence[tuple[str, int, bytes | None]]
+"""Relative path, mode and contents (None: a folder) of everything in a `.git`, folders before what they hold."""
+
+
+def _contents(tree: Path) -> bytes:
+    """A digest over all that a commit of this tree depends on: paths, contents, targets of links, executable bits."""
+    digest = hashlib.sha256()
+    for path, info in walk_files(tree):
+        kind = stat.S_IFMT(info.st_mode) | info.st_mode & stat.S_IXUSR
+        file = tree / path
+        held = os.fsencode(file.readlink()) if stat.S_ISLNK(info.st_mode) else file.read_bytes()
+        digest.update(b"%o %d %d " % (kind, len(os.fsencode(path)), len(held)) + os.fsencode(path) + held)
+    return digest.digest()
+
+
+def _read(folder: Path) -> _Repository:
+    entries = sorted(folder.rglob("*"))
+    return [
+        (str(entry.relative_to(folder)), entry.stat().st_mode & 0o777, None if entry.is_dir() else entry.read_bytes())
+        for entry in entries
+    ]
+
+
+def _write(made: _Repository, folder: Path) -> None:
+    folder.mkdir()
+    for path, mode, contents in made:
+        if contents is None:
+            (folder / path).mkdir()
+        else:
+            (folder / path).write_bytes(contents)
+        (folder / path).chmod(mode)
+
+
+def _size(made: _Repository) -> int:
+    return sum(len(contents or b"") for _, _, contents in made)

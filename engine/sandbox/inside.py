@@ -173,7 +173,12 @@ class ContainedSandbox:
         return self._parts.warm
 
     def _place(self, request: Mapping[str, Any]) -> Place:
-        return Place(mounts=self._parts.spec.mounts, environment=request["environment"], cwd=request["cwd"])
+        return Place(
+            image=self._parts.room.image,
+            mounts=self._parts.spec.mounts,
+            environment=request["environment"],
+            cwd=request["cwd"],
+        )
 
     def _result(
         self,

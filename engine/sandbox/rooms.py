@@ -61,6 +61,11 @@ class Room:
         """The sandbox's `/` as the host sees it."""
         return self.folder / "root"
 
+    @property
+    def image(self) -> Path:
+        """The root of the image below it."""
+        return (self.folder / "lower").readlink()
+
     def note(self, record: Record) -> None:
         """Write the record, whole."""
         temporary = self.folder / "record.tmp"

@@ -32,6 +32,8 @@ _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SETPCAP", "CAP_SETUID",
 _CALLS = ("setns", "keyctl")
 """System calls that entering needs and that the sandboxes' filter refuses."""
 _SERVER = "/run/warm"
+_OWN = ("dev", "proc", "run", "sys", "tmp")
+"""Folders of the root that are never the image's."""
 _START_S = 180.0
 _FORK_S = 30.0
 _OUTPUT_LIMIT = 1 << 16
@@ -41,6 +43,8 @@ _OUTPUT_LIMIT = 1 << 16
 class Place:
     """What the imports see beside the program's own files: the same as in the sandbox."""
 
+    image: Path
+    """The image's root; bound only where the start asks for it."""
     mounts: tuple[Mount, ...]
     environment: Mapping[str, str]
     cwd: str
@@ -48,7 +52,8 @@ class Place:
     def key(self, start: WarmStart) -> object:
         """Equal for those that one process can serve."""
         pairs = (tuple(sorted(items)) for items in (self.environment.items(), start.files.items()))
-        return (start.interpreter, start.folder, start.module, self.mounts, self.cwd, *pairs)
+        root = self.image if start.image else None
+        return (start.interpreter, start.folder, start.module, root, self.mounts, self.cwd, *pairs)
 
 
 class Lost(Exception):
@@ -220,6 +225,8 @@ class WarmProcess:
         home, beside = place.environment.get("HOME", "/"), str(Path(start.folder).parent)
         for folder in sorted({"/tmp", home, place.cwd, beside} - {"/"}):  # noqa: S108
             command += ["--dir", folder, "--chmod", "0777", folder]  # as in a sandbox, where they are the user's
+        if start.image:
+            command += image_binds(place.image, [str(target) for target in targets])
         for mount in place.mounts:
             command += ["--ro-bind", str(mount.source), mount.target]
         for module in (enter, warm_server):
@@ -230,3 +237,19 @@ class WarmProcess:
             command += ["--setenv", name, value]
         server = (f"{_SERVER}/{Path(warm_server.__file__).name}", str(self._theirs.fileno()), str(self._uid))
         return [*command, "--chdir", place.cwd, "--", *start.interpreter, *server, start.folder, start.module]
+
+
+def image_binds(image: Path, targets: Sequence[str]) -> list[str]:
+    """bubblewrap's options that show an image entry by entry, so that mounts can lie beside its folders' own."""
+    options: list[str] = []
+    pending = [Path(entry) for entry in sorted(image.iterdir(), reverse=True) if entry.name not in _OWN]
+    while pending:
+        entry = pending.pop()
+        name = f"/{entry.relative_to(image)}"
+        if entry.is_symlink():
+            options += ["--symlink", str(entry.readlink()), name]
+        elif entry.is_dir() and any(f"{target}/".startswith(f"{name}/") for target in targets):
+            pending += sorted(entry.iterdir(), reverse=True)
+        elif entry.is_dir():
+            options += ["--ro-bind", str(entry), name]
+    return options

@@ -18,8 +18,9 @@ from engine.store.schema import record_schema
 
 
 def _parquet(record: str, row: Mapping[str, Any]) -> bytes:
-    buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist([row], schema=record_schema(record)), buffer, compression="zstd")
+    buffer, table = io.BytesIO(), pa.Table.from_pylist([row], schema=record_schema(record))
+    # One row: dictionaries and statistics would only hold every value once more.
+    pq.write_table(table, buffer, compression="zstd", use_dictionary=False, write_statistics=False)
     return buffer.getvalue()
 
 

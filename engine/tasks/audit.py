@@ -2,8 +2,8 @@
 
 Invariants of a `Bug`: the reference's tests passed three times under different hash seeds; with the bug, between one
 and `MOST_FAILING` of them fail, the same ones under two hash seeds; nothing hangs, dies or fails to import; the buggy
-line stands once in its file; each wrong repair fails too; and all these lines are `is_plain`. Same bundle, seed, image
-and number of bugs that are enough: same bugs.
+line stands once in its file; each wrong repair fails one of the task's tests too; and all these lines are `is_plain`.
+Same bundle, seed, image and number of bugs that are enough: same bugs.
 Refuses (`RunError`) a sandbox in which the runner itself does not work.
 """
 
@@ -21,6 +21,8 @@ from engine.tasks.trials import Bench, Trials, Tried, Variant, open_trials
 
 HASH_SEEDS = (0, 1, 2)
 MOST_FAILING = 10
+MOST_PASSING = 30
+"""Tests of a task that pass with the bug, fewer where there are not so many: each rollout pays for them."""
 LINES_PER_FUNCTION = 2
 LINES_PER_MODULE = 10
 MUTANTS_PER_LINE = 4
@@ -29,6 +31,8 @@ LINE_CHARS = range(8, 91)
 """Characters of a line, without indentation, that is worth showing."""
 BUGS_PER_MODULE: Mapping[Kind, int] = {"real": 5, "generated": 1}
 """How many bugs a module may be expected to give: that many fewer modules are tried at first."""
+LINES_PER_BUG = 1.4
+"""How many lines are expected to be tried for a bug."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +132,12 @@ async def audit(bundle: Bundle, bench: Bench, seed: int, enough: int) -> Audit:
             count = math.ceil((enough - len(bugs)) / BUGS_PER_MODULE[bundle.kind])
             wave = [_Work(module=module, source=_source(bundle, module)) for module in left[:count]]
             del left[:count]
+            most = min(LINES_PER_MODULE, math.ceil((enough - len(bugs)) * LINES_PER_BUG / len(wave)))
             for work in await _reference(wave, trials, rejected):
                 possible = work.module.mutants or mutants(work.source)
                 found += len(possible)
                 chance = random.Random(f"{seed}/{bundle.name}/{work.module.path}")  # noqa: S311
-                work.lines = _choose(work, possible, chance, rejected)
+                work.lines = _choose(work, possible, most, chance, rejected)
             await _try(wave, trials, bundle)
             bugs += await _confirm(wave, trials, bundle, rejected)
             works += wave
@@ -181,9 +186,9 @@ async def _reference(works: Sequence[_Work], trials: Trials, rejected: Counter[s
 
 
 def _choose(
-    work: _Work, possible: Sequence[Mutant], chance: random.Random, rejected: Counter[str]
+    work: _Work, possible: Sequence[Mutant], most: int, chance: random.Random, rejected: Counter[str]
 ) -> tuple[tuple[Mutant, ...], ...]:
-    """Lines to try, each with the mutants to try: a few a function, spread over the module."""
+    """At most `most` lines to try, each with the mutants to try: a few a function, spread over the module."""
     functions: dict[str, list[tuple[Mutant, ...]]] = {}
     for line in by_line(possible):
         if not all(map(is_plain, (line[0].before, *(mutant.after for mutant in line)))):
@@ -203,10 +208,10 @@ def _choose(
     turns = [
         functions[name][turn] for turn in range(LINES_PER_FUNCTION) for name in order if turn < len(functions[name])
     ]
-    left_out = sum(map(len, functions.values())) - len(turns[:LINES_PER_MODULE])
+    left_out = sum(map(len, functions.values())) - len(turns[:most])
     if left_out:
         rejected["line: left out, enough of its function or module"] += left_out
-    return tuple(tuple(chance.sample(line, min(len(line), MUTANTS_PER_LINE))) for line in turns[:LINES_PER_MODULE])
+    return tuple(tuple(chance.sample(line, min(len(line), MUTANTS_PER_LINE))) for line in turns[:most])
 
 
 async def _try(works: Sequence[_Work], trials: Trials, bundle: Bundle) -> None:
@@ -278,12 +283,29 @@ def _bugs(work: _Work, line: Sequence[Mutant], bundle: Bundle, rejected: Counter
                     buggy=mutant.after,
                     wrong=tuple(wrong),
                     fail_to_pass=tests,
-                    pass_to_pass=tuple(test for test in work.stable if test not in tests),
+                    pass_to_pass=_passing(
+                        work, mutant, tests, [tried[other] for other in killed if other.after in wrong]
+                    ),
                     message="",
                     behaviour=work.module.behaviour,
                 ),
             )
             return
+
+
+def _passing(work: _Work, mutant: Mutant, failing: Sequence[str], wrong: Sequence[Tried]) -> tuple[str, ...]:
+    """Tests that must still pass: one at least that refuses each wrong repair, then those that run the line, then the
+    others of the files that judge, then the rest; in the module's own order."""
+    refusing = [[test for test in work.stable if run.outcomes.get(test, "passed") != "passed"] for run in wrong]
+    needed = {tests[0] for tests in refusing if tests and not set(tests) & set(failing)}
+    files = {test.split("::", 1)[0] for test in failing}
+    judges = set(work.judges(mutant))
+    order = sorted(
+        (test for test in work.stable if test not in failing),
+        key=lambda test: (test not in needed, test.split("::", 1)[0] not in files, test not in judges),
+    )
+    kept = set(order[:MOST_PASSING])
+    return tuple(test for test in work.stable if test in kept)
 
 
 def _message(text: str) -> str:

@@ -17,6 +17,7 @@ Candidates are a real package with one line changed: they may hang, fork or eat 
 """
 
 import base64
+import gc
 import itertools
 import json
 import os
@@ -42,6 +43,7 @@ def main() -> None:
     """Read the specification, try every variant, print the result."""
     spec = json.load(sys.stdin)
     sys.path[0] = spec["toolchain"]
+    gc.disable()  # nothing that the imports make is garbage
     import site
 
     import pytest
@@ -51,6 +53,8 @@ def main() -> None:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     sys.path[:0] = spec["python_path"]
     sys.path += [folder.format(version=version) for folder in spec["sites"]]
+    gc.freeze()
+    gc.enable()
     results = [attempt(pytest, spec, variant) for variant in spec["variants"]]
     print("RESULT", base64.b64encode(zlib.compress(json.dumps(results).encode())).decode(), flush=True)
 

@@ -1,9 +1,10 @@
 """Runs named tests inside a grading sandbox and reports each phase of each. Standard library and pytest alone.
 
-The engine never imports this file for more than its constants: it is copied into the sandbox and started there by the
-task's own interpreter, as `python3 -s -S -B -u driver.py TOOLCHAIN`. Two processes: the supervisor, which never imports
+The engine imports nothing but constants from this file: it runs in the sandbox, by the task's own interpreter. Either
+that is started there (`python3 -s -S -B -u FILE`), or a warm process that has done `load` is forked into it (`run`).
+Two processes: the supervisor, which never imports
 tested code, holds the way out (its own stdout, sealed by a text that the tested process is not given), and the runner,
-forked from it before it has read the seal, which imports pytest, says that it is ready, and only then runs tests.
+forked from it before it has read the seal, which has pytest imported, says that it is ready, and only then runs tests.
 
     stdin of the supervisor: `SEAL MARK TIMEOUT_S OUTPUT_BYTES`, then one JSON object for the runner, which gets no more
     stdout of the supervisor: `SEAL ready`, then `SEAL result PACKED`: base64 of zlib of `ENDED EXIT_CODE REPORT_BYTES`,
@@ -25,6 +26,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+TOOLCHAIN = "/opt/grader"
+"""Where pytest and what it needs lie."""
 REPORT_LIMIT = 16 << 20
 """Bytes of report beyond which the runner is stopped."""
 CODE_LIMIT = 200
@@ -36,7 +39,43 @@ SIGKILL = 9
 """As numbers: the modules that name them take longer to import than all that the supervisor does."""
 
 
-def main(toolchain: str) -> None:
+def load() -> None:
+    """In a warm process: import pytest with all that it imports when it starts."""
+    find_toolchain()
+    import pytest
+
+    pytest.main(["--version", "--noconftest", "-c", os.devnull])
+
+
+def run(_: "Any", environment: "Any") -> None:
+    """In what was forked from a warm process, inside its sandbox: never returns."""
+    import ctypes
+
+    # A change of user leaves a process closed to itself (/proc/self); the start of an interpreter would open it.
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+    for name in [name for name, module in sys.modules.items() if is_foreign(module)]:
+        del sys.modules[name]
+    os.environ.clear()
+    os.environ.update(environment)
+    main()
+
+
+def is_foreign(module: "Any") -> bool:
+    """Whether a module belongs to the warm process: tested code may have one of that name."""
+    return str(getattr(module, "__file__", "")).startswith("/run/") and module.__name__ != "__main__"
+
+
+def find_toolchain() -> None:
+    """Make pytest importable, in the place of this file's own folder.
+
+    Nothing that imports and collection make is garbage: until the first test no time is spent looking for it."""
+    import gc
+
+    gc.disable()
+    sys.path[0] = TOOLCHAIN
+
+
+def main() -> None:
     """Fork, then supervise in the parent and run tests in the child, each with its ends of three pipes alone."""
     spec, report, output = os.pipe(), os.pipe(), os.pipe()
     runner = os.fork()
@@ -44,14 +83,19 @@ def main(toolchain: str) -> None:
         for pipe, end in ((spec, 0), (report, 1), (output, 1)):
             os.close(pipe[end])
         supervise(runner, spec[1], report[0], output[0])
-        return
-    os.setsid()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(output[1], 1)
-    os.dup2(output[1], 2)
-    for descriptor in (*output, report[0], spec[1]):
-        os.close(descriptor)
-    run(toolchain, spec[0], report[1])
+        os._exit(0)
+    try:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output[1], 1)
+        os.dup2(output[1], 2)
+        for descriptor in (*output, report[0], spec[1]):
+            os.close(descriptor)
+        run_tests(spec[0], report[1])
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(1)
 
 
 def supervise(runner: int, spec: int, report: int, output: int) -> None:
@@ -59,7 +103,8 @@ def supervise(runner: int, spec: int, report: int, output: int) -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # other processes of this user cannot look in here
-    head, _, rest = sys.stdin.buffer.read().partition(b"\n")
+    with open(0, "rb", closefd=False) as stdin:
+        head, _, rest = stdin.read().partition(b"\n")
     seal, mark, timeout_s, output_bytes = head.split()
     deadline = time.monotonic() + float(timeout_s)
     try:
@@ -137,19 +182,14 @@ class Pipes:
         return taken
 
 
-def run(toolchain: str, source: int, report: int) -> None:
+def run_tests(source: int, report: int) -> None:
     """Import pytest, say so, and run the selected tests of the specification with their reports going to `report`."""
-    import gc
-
-    gc.disable()  # nothing that the imports make is garbage
-    sys.path[0] = toolchain
+    find_toolchain()
     import json
     import site
 
     import pytest
 
-    gc.freeze()
-    gc.enable()
     with os.fdopen(source, "rb") as file:
         spec = json.load(file)
     send, leave = sender(report, spec.pop("mark"), json.dumps), os._exit
@@ -182,6 +222,7 @@ def sender(descriptor: int, mark: str, dumps: "Any") -> "Any":
 
 def make_recorder(pytest: "Any", send: "Any", select: "Any") -> "Any":
     """The pytest plugin that keeps the selected tests alone and reports every phase."""
+    import gc
 
     class Recorder:
         failed = 0
@@ -197,6 +238,11 @@ def make_recorder(pytest: "Any", send: "Any", select: "Any") -> "Any":
             if report.failed:
                 send({"kind": "collect_error", "id": report.nodeid})
 
+        @pytest.hookimpl(tryfirst=True)  # type: ignore[untyped-decorator]
+        def pytest_runtestloop(self) -> None:
+            gc.freeze()
+            gc.enable()
+
         def pytest_runtest_logreport(self, report: "Any") -> None:
             xfail = hasattr(report, "wasxfail")
             send({"kind": "phase", "id": report.nodeid, "when": report.when, "outcome": report.outcome, "xfail": xfail})
@@ -208,4 +254,4 @@ def make_recorder(pytest: "Any", send: "Any", select: "Any") -> "Any":
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -19,18 +19,32 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from engine.core.contracts import ImageStore, Sandbox, SandboxRuntime
-from engine.core.errors import GraderError, PatchError
-from engine.core.records import ExecResult, Finding, ImageSpec, Mount, Patch, SandboxSpec, Task, Verdict
+from engine.core.errors import GraderError, HarnessError, PatchError
+from engine.core.records import (
+    ExecResult,
+    Finding,
+    ImageSpec,
+    Mount,
+    Patch,
+    SandboxSpec,
+    Task,
+    Verdict,
+    WarmStart,
+)
 from engine.core.temporary import temporary_folder
 from engine.verify.canaries import CanaryFile, make_canaries, without_canaries
+from engine.verify.driver import TOOLCHAIN
 from engine.verify.judgement import judge, summary
 from engine.verify.report import Report, read_report
 from engine.verify.tree import assemble
 
 _DRIVER = Path(__file__).with_name("driver.py")
-_TOOLCHAIN = "/opt/grader"
+_MODULE = "grading_driver"
+_WARM = "/run/grader"
+"""Where the warm process finds the driver; no sandbox has it there."""
 _OUTPUT_BYTES = 1 << 16
 """Bytes of the tests' output, from its end, that leave the sandbox."""
 _SITES = (
@@ -72,6 +86,7 @@ class PytestVerifier:
         requirements: Sequence[str],
         canary_files: int,
         evidence_chars: int,
+        start: Literal["warm", "cold"],
         slack_s: float,
         pids: int,
         disk_mb: int,
@@ -79,6 +94,7 @@ class PytestVerifier:
         self.requirements = requirements
         self.canary_files = canary_files
         self.evidence_chars = evidence_chars
+        self.start = start
         self.slack_s = slack_s
         self.pids = pids
         self.disk_mb = disk_mb
@@ -114,7 +130,7 @@ class PytestVerifier:
         return SandboxSpec(
             name=name,
             image=task.image,
-            mounts=(Mount(source=images.path(self.toolchain()), target=_TOOLCHAIN),),
+            mounts=(Mount(source=images.path(self.toolchain()), target=TOOLCHAIN),),
             workdir=task.workdir,
             environment={},
             memory_mb=task.memory_mb,
@@ -127,7 +143,7 @@ class PytestVerifier:
         """Put the driver into the sandbox and run it."""
         home = f"/tmp/grade-{secrets.token_hex(8)}"  # noqa: S108
         seal = secrets.token_hex(16)
-        await sandbox.write({f"{home}/driver.py": _DRIVER.read_bytes(), f"{home}/pytest.ini": b"[pytest]\n"})
+        await sandbox.write({f"{home}/pytest.ini": b"[pytest]\n"})
         tests = (*task.fail_to_pass, *task.pass_to_pass)
         spec = {
             "mark": mark,
@@ -138,15 +154,29 @@ class PytestVerifier:
             "arguments": _arguments(f"{home}/pytest.ini", task, _files(tests, canaries)),
         }
         head = f"{seal} {mark} {task.grade_timeout_s} {_OUTPUT_BYTES}\n"
+        return _sealed(await self._start(task, sandbox, home, (head + json.dumps(spec)).encode()), seal)
+
+    async def _start(self, task: Task, sandbox: Sandbox, home: str, stdin: bytes) -> ExecResult:
+        """Run the driver, forked from a warm process or in an interpreter of its own."""
         python = "/opt/venv/bin/python3" if task.image.pip else "/usr/bin/python3"
-        result = await sandbox.exec(
-            (python, "-s", "-S", "-B", "-u", f"{home}/driver.py", _TOOLCHAIN),
-            environment=_ENVIRONMENT,
-            cwd="/",
-            timeout_s=task.grade_timeout_s + self.slack_s,
-            stdin=(head + json.dumps(spec)).encode(),
-        )
-        return _sealed(result, seal)
+        interpreter = (python, "-s", "-S", "-B", "-u")
+        command, warm = (*interpreter, f"{home}/{_MODULE}.py"), None
+        if self.start == "warm":
+            files = {f"{_MODULE}.py": _DRIVER.read_bytes()}
+            warm = WarmStart(interpreter=interpreter, folder=_WARM, module=_MODULE, files=files, image=True)
+        else:
+            await sandbox.write({command[-1]: _DRIVER.read_bytes()})
+        try:
+            return await sandbox.exec(
+                command,
+                environment=_ENVIRONMENT,
+                cwd="/",
+                timeout_s=task.grade_timeout_s + self.slack_s,
+                stdin=stdin,
+                warm=warm,
+            )
+        except HarnessError as error:
+            raise GraderError(f"task {task.id}: the grader never got ready: {error}") from error
 
 
 def decide(task: Task, canaries: Sequence[CanaryFile], report: Report, ended: str, output: str) -> Verdict:

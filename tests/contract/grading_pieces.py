@@ -54,14 +54,14 @@ class Bench:
 
 
 @asynccontextmanager
-async def open_bench(owner: str) -> AsyncIterator[Bench]:
+async def open_bench(owner: str, **changes: Any) -> AsyncIterator[Bench]:
     """Start the parts; skips, naming what is missing, where bubblewrap cannot run."""
     runtime = BubblewrapRuntime(**configured("sandbox/bubblewrap"))
     problems = runtime.problems()
     if problems:
         pytest.skip(f"bubblewrap: {problems[0]}")
     images = DebianImageStore()
-    verifier = PytestVerifier(**configured("verify/pytest", slack_s=6))
+    verifier = PytestVerifier(**configured("verify/pytest", slack_s=6, **changes))
     for image in (task_image(), verifier.toolchain()):
         await images.build(image, print)
     await runtime.start(images, owner)

@@ -9,7 +9,7 @@ from grading_pieces import configured, open_bench
 
 from engine.core.patch import difference, make, read_tree
 from engine.core.records import ImageSpec, Patch, Task
-from engine.tasks.audit import MOST_FAILING, Audit, audit
+from engine.tasks.audit import MOST_FAILING, MOST_PASSING, Audit, audit, is_plain
 from engine.tasks.bundles import Bundle, known_packages, real_bundle
 from engine.tasks.generated import generated_bundles
 from engine.tasks.harbor import Limits, read_task, write_task
@@ -43,14 +43,14 @@ def write(found: Audit, bundle: Bundle, folder: Path) -> list[Task]:
     return tasks
 
 
-def wrong_repair(task: Task) -> Patch:
-    """What a solver does that chooses the first wrong line."""
+def wrong_repair(task: Task, place: int) -> Patch:
+    """What a solver does that chooses a wrong line."""
     facts = json.loads((task.directory / "solution/repairs.json").read_text())
     base = read_tree(task.repository)
     text, executable = base[facts["path"]]
     lines = text.decode().split("\n")
     assert lines[facts["line"] - 1] == facts["buggy"]
-    lines[facts["line"] - 1] = facts["wrong"][0]
+    lines[facts["line"] - 1] = facts["wrong"][place]
     return difference(base, {**base, facts["path"]: ("\n".join(lines).encode(), executable)})
 
 
@@ -67,14 +67,21 @@ async def test_bugs_that_hold_are_tasks_that_grade(tmp_path: Path, place: int) -
             cpus=1,
             cpu_s=20,
         )
-        found = await audit(bundle, bench, 0, 100)
+        found = await audit(bundle, bench, 0, 3)
         assert len(found.bugs) >= 3
         assert found.tried > len(found.bugs)
+        for bug in found.bugs:
+            assert all(map(is_plain, (bug.buggy, bug.right, *bug.wrong)))
+            assert len(bug.pass_to_pass) <= MOST_PASSING
         for task in write(found, bundle, tmp_path)[:3]:
             assert task.reference is not None
             assert 1 <= len(task.fail_to_pass) <= MOST_FAILING
             good = await parts.grade(task, task.reference)
             assert good.resolved, good.evidence
+            repairs_of = json.loads((task.directory / "solution/repairs.json").read_text())
+            module = (task.repository / repairs_of["path"]).read_text()
+            assert module.count(repairs_of["buggy"].strip()) == 1
             base = await parts.grade(task, make([]))
             assert {test.id for test in base.tests if not test.ok} == set(task.fail_to_pass)
-            assert not (await parts.grade(task, wrong_repair(task))).resolved
+            for place in range(2):
+                assert not (await parts.grade(task, wrong_repair(task, place))).resolved

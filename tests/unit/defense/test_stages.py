@@ -93,6 +93,41 @@ async def test_the_commit_is_the_same_everywhere(
     assert git(tree, "rev-parse", "HEAD") == git(other, "rev-parse", "HEAD")
 
 
+async def test_git_runs_once_for_the_same_contents(
+    history: SingleCommitHistory, task: Task, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "run.sh").write_text("#!/bin/sh\n")
+    (tree / "link").symlink_to("run.sh")
+    trees = [Path(shutil.copytree(tree, tmp_path / f"copy{number}", symlinks=True)) for number in range(4)]
+    (trees[2] / "run.sh").chmod(0o755)
+    (trees[3] / "link").unlink()
+    (trees[3] / "link").symlink_to("calc")
+    await history.setup(task, tree)
+    ran: list[Path] = []
+    commit = history._commit
+
+    async def noted(tree: Path) -> None:
+        ran.append(tree)
+        await commit(tree)
+
+    monkeypatch.setattr(history, "_commit", noted)
+    for copy in trees:
+        await history.setup(task, copy)
+    assert ran == trees[2:]
+    assert [path.relative_to(tree) for path in sorted((tree / ".git").rglob("*"))] == [
+        path.relative_to(trees[0]) for path in sorted((trees[0] / ".git").rglob("*"))
+    ]
+    heads = [git(copy, "rev-parse", "HEAD") for copy in (tree, *trees)]
+    assert heads[0] == heads[1] == heads[2]
+    assert len(set(heads)) == 3
+    for copy in trees:
+        git(copy, "fsck", "--strict")
+        assert git(copy, "status", "--porcelain", "--ignored") == ""
+    (trees[1] / "calc/__init__.py").write_bytes(FIXED_CODE)
+    assert git(trees[1], "status", "--porcelain") == "M calc/__init__.py"
+    assert git(trees[0], "status", "--porcelain") == ""
+
+
 async def test_ignored_files_are_committed_and_the_patch_stays_empty(
     history: SingleCommitHistory, task: Task, tree: Path
 ) -> None:

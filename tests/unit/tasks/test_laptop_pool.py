@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +16,7 @@ from engine.core.contracts import AuditedPool, TaskPool
 from engine.core.errors import RunError
 from engine.core.records import ImageSpec, Patch, Task, TestResult, Verdict
 from engine.tasks import laptop
-from engine.tasks.audit import Audit, Bug, read_audit
+from engine.tasks.audit import Audit, Bug, is_plain, read_audit
 from engine.tasks.bundles import Bundle, known_packages
 from engine.tasks.generated import generated_bundles
 from engine.tasks.injected import instruction, task_name
@@ -61,13 +62,13 @@ def bugs_of(bundle: Bundle) -> tuple[Bug, ...]:
     )
 
 
-def make_audit(bundle: Bundle) -> Audit:
-    bugs = bugs_of(bundle)
+def make_audit(bundle: Bundle, enough: int = 1000) -> Audit:
+    bugs = bugs_of(bundle)[:enough]
     return Audit(
         bundle=bundle.name,
         kind=bundle.kind,
-        modules=len(bundle.modules),
-        left=0,
+        modules=len(bugs),
+        left=len(bundle.modules) - len(bugs),
         found=len(bugs) * 3,
         lines=len(bugs),
         tried=len(bugs) * 3,
@@ -116,9 +117,9 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of bundles that were tried."""
     names: list[str] = []
 
-    async def audit(bundle: Bundle, *_: object) -> Audit:
+    async def audit(bundle: Bundle, bench: object, seed: int, enough: int) -> Audit:
         names.append(bundle.name)
-        return make_audit(bundle)
+        return make_audit(bundle, enough)
 
     monkeypatch.setattr(laptop, "audit", audit)
     return names
@@ -222,7 +223,9 @@ def test_the_report_counts_what_fell_out(tried: list[str]) -> None:
     run_audit(made, Verifier())
     report = json.loads((made.directory / "report.json").read_text())
     bundles = generated_bundles()
-    assert report["totals"]["bugs"] == len(ALL)
+    enough = math.ceil(1.5 * 9 / len(bundles))
+    assert report["totals"]["bugs"] == enough * len(bundles)
+    assert report["totals"]["left"] == len(ALL) - enough * len(bundles)
     assert report["totals"]["tasks"] == len(report["tasks"]) == 9
     assert report["totals"]["generated_share"] == 1
     assert report["rejected"] == {"mutant: no test fails": 2 * len(bundles)}
@@ -230,9 +233,47 @@ def test_the_report_counts_what_fell_out(tried: list[str]) -> None:
     assert sum(entry["tasks"] for entry in report["bundles"]) == 9
 
 
+def test_more_is_tried_when_what_was_enough_is_not(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One family gives nothing, so the others must give more than their share."""
+    shared, poor = laptop.audit, generated_bundles()[0].name
+
+    async def audit(bundle: Bundle, bench: Any, seed: int, enough: int) -> Audit:
+        found = await shared(bundle, bench, seed, enough)
+        return replace(found, bugs=(), left=0) if bundle.name == poor else found
+
+    monkeypatch.setattr(laptop, "audit", audit)
+    made = pool(generated=wanted(6 * len(generated_bundles()), 2 * len(generated_bundles()), len(generated_bundles())))
+    monkeypatch.setattr(laptop, "_SPARE", 1)
+    run_audit(made, Verifier())
+    assert len(made.load()) == 9 * len(generated_bundles())
+    assert set(Counter(tried).values()) == {2}
+
+
+def test_numbers_that_no_bugs_can_give_are_refused(tried: list[str]) -> None:
+    with pytest.raises(RunError, match=r"tasks\.generated\.\w+=\d+: \d+ short"):
+        run_audit(pool(generated=wanted(5, len(ALL), 5)), Verifier())
+
+
+@pytest.mark.parametrize(
+    ("line", "plain"),
+    [
+        ("    return a + b", True),
+        ("return text.split(',')", True),
+        ('return "a"', False),
+        ("return `a`", False),
+        ("return a.split('\\n')", False),
+        ("a\t= b", False),
+        ("return 'é'", False),
+    ],
+)
+def test_lines_that_read_the_same_everywhere(line: str, plain: bool) -> None:
+    assert is_plain(line) is plain
+
+
 def test_a_task_that_grading_refuses_is_replaced(tried: list[str]) -> None:
     numbers = wanted(3, 4, 2)
-    first = task_name(select(ALL, wanted_numbers(NONE, numbers), 0)[0].bug)
+    found = [bug for bundle in generated_bundles() for bug in make_audit(bundle, math.ceil(1.5 * 9 / 7)).bugs]
+    first = task_name(select(found, wanted_numbers(NONE, numbers), 0)[0].bug)
     made = pool(generated=numbers)
     run_audit(made, Verifier(frozenset({first})))
     assert first not in {task.id for task in made.load()}
