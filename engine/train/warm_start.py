@@ -19,7 +19,7 @@ from engine.core.paths import cache_dir
 from engine.core.records import Demonstration, ModelInfo
 from engine.train.models import move_into_place, shape_problems
 
-_RECIPE = ("tiny/lines.py", "tiny/tokenizer.py", "tiny/weights.py", "sft.py", "warm_start.py")
+_RECIPE = ("tiny/lines.py", "tiny/phrases.py", "tiny/tokenizer.py", "tiny/weights.py", "sft.py", "warm_start.py")
 
 
 class Demonstrations:
@@ -123,6 +123,7 @@ class WarmStarted:
         moe_intermediate: int,
         vocabulary: int,
         merges: int,
+        phrases: float,
         min_frequency: int,
         separators: Sequence[str],
         max_context: int,
@@ -143,6 +144,7 @@ class WarmStarted:
         self.moe_intermediate = moe_intermediate
         self.vocabulary = vocabulary
         self.merges = merges
+        self.phrases = phrases
         self.min_frequency = min_frequency
         self.separators = separators
         self.max_context = max_context
@@ -187,6 +189,7 @@ class WarmStarted:
             vocabulary=self.vocabulary,
             min_frequency=self.min_frequency,
             merges=self.merges,
+            phrases=self.phrases,
         )
         folder.mkdir(parents=True, exist_ok=True)
         try:
