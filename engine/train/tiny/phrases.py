@@ -1,10 +1,12 @@
 """Finds runs of pieces that many texts share: system prompts, tool schemas, the frame of a call.
 
-Neighbours that enough texts hold are joined, again and again, until none is left. Invariant: what stands in few texts (a task's own lines) never joins; the same texts give the same runs.
+Neighbours that enough texts hold are joined, again and again, until none is left.
+Invariant: what stands in few texts (a task's own lines) never joins; the same texts give the same runs.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 Run = tuple[str, ...]
@@ -24,7 +26,7 @@ def shared_runs(texts: Iterable[Sequence[Run]], share: float) -> list[Run]:
         for chunk in text:
             holders[number.setdefault(chunk, len(number))].add(total)
     # Most chunks stand in many texts, so each is joined once, not once a text.
-    chunks = {index: [(piece,) for piece in chunk] for chunk, index in number.items()}
+    chunks: dict[int, _Chunk] = {index: [(piece,) for piece in chunk] for chunk, index in number.items()}
     least = share * total
     while pairs := _pairs(chunks, holders, least):
         chunks = {index: _joined(chunk, pairs) for index, chunk in chunks.items()}
@@ -36,7 +38,7 @@ def shared_runs(texts: Iterable[Sequence[Run]], share: float) -> list[Run]:
 def _pairs(chunks: Mapping[int, _Chunk], holders: Mapping[int, set[int]], least: float) -> frozenset[tuple[Run, Run]]:
     """Neighbours that enough texts hold, the most widespread first; a run is a left half or a right one, never both,
     so that it does not depend on where a chunk begins which neighbours join."""
-    held = _texts_holding(chunks, holders, lambda chunk: zip(chunk, chunk[1:], strict=False))
+    held = _texts_holding(chunks, holders, pairwise)
     lefts: set[Run] = set()
     rights: set[Run] = set()
     chosen = set()
