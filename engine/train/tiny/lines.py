@@ -31,7 +31,7 @@ class LineSettings:
     """What decides a tokeniser of lines, beside its texts."""
 
     separators: tuple[str, ...]
-    """Literal texts, each a piece of its own wherever it stands; their JSON-escaped forms are separators too."""
+    """Literal texts, each a piece of its own wherever it stands, also JSON-escaped once or twice."""
     vocabulary: int
     """Most tokens in all: 256 bytes, merges, separators, phrases, whole pieces, nine control tokens."""
     min_frequency: int
@@ -127,9 +127,13 @@ def _pattern(phrase: Run, literals: Sequence[str]) -> str:
 
 
 def _literals(separators: Sequence[str]) -> list[str]:
-    """Separators and their JSON-escaped forms, the longest first: within an escaped escape the longer one is meant."""
-    escaped = [json.dumps(text, ensure_ascii=False)[1:-1] for text in separators]
-    return sorted({*separators, *escaped}, key=lambda text: (-len(text), text))
+    """Separators and their forms within JSON, and within JSON in JSON; the longest first, as the longest is meant."""
+    once = [_escaped(text) for text in separators]
+    return sorted({*separators, *once, *map(_escaped, once)}, key=lambda text: (-len(text), text))
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _spelt(piece: str) -> str:
