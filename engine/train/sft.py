@@ -43,6 +43,7 @@ class FitSettings:
     warmup_steps: int
     epochs: int
     batch_tokens: int
+    first_answer: float
     rename: float
     rename_below: float
     balance: float
@@ -84,10 +85,10 @@ def fit(folder: Path, rows: Sequence[Demonstration], settings: FitSettings, seed
     optimizer = _optimizer(model, settings)
     began = said = time.monotonic()
     loss, tokens = math.nan, 0
-    for number, indices in enumerate(updates):
+    for number, seen in enumerate(updates):
         for group in optimizer.param_groups:
             group["lr"] = rate(settings, number, len(updates))
-        batch = _collate([renaming(rows[index], random) for index in indices], settings.prompt_weight)
+        batch = _collate([renaming(row, random) for row in seen], settings.prompt_weight)
         loss = _update(model, optimizer, batch, settings, f"update {number + 1} of {len(updates)}")
         tokens += int(batch.present.sum())
         if time.monotonic() - said >= _SAY_EVERY_S:
@@ -203,13 +204,25 @@ def _optimizer(model: Any, settings: FitSettings) -> Any:
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.adam_epsilon)
 
 
-def _plan(rows: Sequence[Demonstration], settings: FitSettings, random: np.random.Generator) -> list[tuple[int, ...]]:
-    """Indices of the rows of each update; every epoch holds each row once, in another order."""
-    updates: list[tuple[int, ...]] = []
+def _plan(
+    rows: Sequence[Demonstration], settings: FitSettings, random: np.random.Generator
+) -> list[tuple[Demonstration, ...]]:
+    """Rows of each update; every epoch holds each row once, whole or up to its first answer, in another order."""
+    updates: list[tuple[Demonstration, ...]] = []
     for _ in range(settings.epochs):
-        groups = list(_groups(rows, random.permutation(len(rows)).tolist(), settings.batch_tokens))
-        updates += [groups[place] for place in random.permutation(len(groups))]
+        cut = random.random(len(rows)) < settings.first_answer
+        seen = [first_answer(row) if short else row for row, short in zip(rows, cut, strict=True)]
+        groups = list(_groups(seen, random.permutation(len(seen)).tolist(), settings.batch_tokens))
+        updates += [tuple(seen[index] for index in groups[place]) for place in random.permutation(len(groups))]
     return updates
+
+
+def first_answer(row: Demonstration) -> Demonstration:
+    """The row up to the end of its first run of sampled tokens."""
+    begin = int(np.argmax(row.sampled))
+    after = np.flatnonzero(~row.sampled[begin:])
+    end = begin + int(after[0]) if len(after) else len(row.token_ids)
+    return Demonstration(token_ids=row.token_ids[:end], sampled=row.sampled[:end])
 
 
 def _groups(rows: Sequence[Demonstration], order: Sequence[int], tokens: int) -> Iterator[tuple[int, ...]]:

@@ -19,7 +19,7 @@ from engine.core.paths import cache_dir
 from engine.core.records import Demonstration, ModelInfo
 from engine.train.models import move_into_place, shape_problems
 
-_RECIPE = ("tiny/lines.py", "tiny/tokenizer.py", "tiny/weights.py", "sft.py", "warm_start.py")
+_RECIPE = ("tiny/lines.py", "tiny/phrases.py", "tiny/tokenizer.py", "tiny/weights.py", "sft.py", "warm_start.py")
 
 
 class Demonstrations:
@@ -50,6 +50,8 @@ class SupervisedFit:
         warmup_steps: updates of linear warm-up.
         epochs: times that each demonstration is seen.
         batch_tokens: tokens of one update, padding included.
+        first_answer: share of rows that are seen up to the end of the first answer alone, which is cheap and where
+            there is most to copy.
         rename: share of rows whose rare tokens are swapped for other rare ones when the row is seen.
         rename_below: a token is rare when at most this share of the demonstrations holds it.
         balance: coefficient of the routers' load-balancing loss; 0: off.
@@ -71,6 +73,7 @@ class SupervisedFit:
         warmup_steps: int,
         epochs: int,
         batch_tokens: int,
+        first_answer: float,
         rename: float,
         rename_below: float,
         balance: float,
@@ -88,6 +91,7 @@ class SupervisedFit:
         self.warmup_steps = warmup_steps
         self.epochs = epochs
         self.batch_tokens = batch_tokens
+        self.first_answer = first_answer
         self.rename = rename
         self.rename_below = rename_below
         self.balance = balance
@@ -99,10 +103,11 @@ class SupervisedFit:
         from engine.train.sft import FitSettings, fit
 
         values = dict(vars(self))
-        weight = values.pop("prompt_weight") if values.pop("loss") == "all" else 0.0
+        if values.pop("loss") == "sampled":
+            values["prompt_weight"] = 0.0
         values["betas"] = (float(self.betas[0]), float(self.betas[1]))
         values["experts"] = values.pop("experts_implementation")
-        return fit(folder, rows, FitSettings(prompt_weight=weight, **values), seed, say)
+        return fit(folder, rows, FitSettings(**values), seed, say)
 
 
 class WarmStarted:
@@ -123,6 +128,7 @@ class WarmStarted:
         moe_intermediate: int,
         vocabulary: int,
         merges: int,
+        phrases: float,
         min_frequency: int,
         separators: Sequence[str],
         max_context: int,
@@ -143,6 +149,7 @@ class WarmStarted:
         self.moe_intermediate = moe_intermediate
         self.vocabulary = vocabulary
         self.merges = merges
+        self.phrases = phrases
         self.min_frequency = min_frequency
         self.separators = separators
         self.max_context = max_context
@@ -180,13 +187,14 @@ class WarmStarted:
         `texts`: whole conversations as the engine sees them, control tokens included, of every task whose lines shall
         be tokens, held-out ones too. The same texts, in the same order, give the same bytes. Raises ConfigError."""
         from engine.train.tiny.lines import LineSettings, write_line_tokenizer
-        from engine.train.tiny.weights import Shape, write_config, write_weights
+        from engine.train.tiny.weights import Shape, write_config, write_copying_weights
 
         lines = LineSettings(
             separators=tuple(self.separators),
             vocabulary=self.vocabulary,
             min_frequency=self.min_frequency,
             merges=self.merges,
+            phrases=self.phrases,
         )
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -207,7 +215,7 @@ class WarmStarted:
             max_context=self.max_context,
         )
         write_config(folder, shape, ids, self.dtype)
-        write_weights(folder, shape, self.seed)
+        write_copying_weights(folder, shape, self.seed)
         return self._info(folder)
 
     def fit(self, folder: Path, rows: Sequence[Demonstration], say: Say) -> Mapping[str, float]:

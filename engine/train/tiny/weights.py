@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 _STD = 0.02
+
+_COPYING = 0.5
+"""Scale of the output projection against the value projection that it begins as the transpose of."""
+_RESIDUAL = 0.35
+"""Scale of the other projections into the residual stream, which several layers add to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +65,39 @@ def parameters(shape: Shape) -> int:
 
 def write_weights(folder: Path, shape: Shape, seed: int) -> None:
     """Write model.safetensors, always in float32: who loads it casts to the dtype that config.json names."""
+    random = np.random.default_rng(seed)
+    _save(folder, {name: _drawn(name, size, _STD, random) for name, size in tensor_shapes(shape)})
+
+
+def write_copying_weights(folder: Path, shape: Shape, seed: int) -> None:
+    """As `write_weights`, but weights that learn to copy a token within some hundred updates.
+
+    Standard deviation 1 / sqrt(inputs), and each head's output projection begins as the transpose of its value
+    projection: what a head attends to, it makes likely, so that only where to look has to be learnt."""
+    random = np.random.default_rng(seed)
+    tensors = {}
+    for name, size in tensor_shapes(shape):
+        scale = _RESIDUAL if name.endswith("down_proj.weight") else 1.0
+        tensors[name] = _drawn(name, size, scale * size[-1] ** -0.5, random)
+    shared = shape.heads // shape.kv_heads
+    for layer in range(shape.layers):
+        prefix = f"model.layers.{layer}.self_attn"
+        values = np.split(tensors[f"{prefix}.v_proj.weight"], shape.kv_heads)
+        heads = [values[head // shared].T for head in range(shape.heads)]
+        tensors[f"{prefix}.o_proj.weight"] = np.ascontiguousarray(np.concatenate(heads, axis=1) * np.float32(_COPYING))
+    _save(folder, tensors)
+
+
+def _drawn(name: str, size: tuple[int, ...], std: float, random: np.random.Generator) -> NDArray[np.float32]:
+    if name.endswith("norm.weight"):
+        return np.ones(size, np.float32)
+    return random.standard_normal(size, dtype=np.float32) * np.float32(std)
+
+
+def _save(folder: Path, tensors: Mapping[str, NDArray[np.float32]]) -> None:
     from safetensors.numpy import save_file
 
-    random = np.random.default_rng(seed)
-    tensors = {
-        name: np.ones(size, np.float32)
-        if name.endswith("norm.weight")
-        else random.standard_normal(size, dtype=np.float32) * np.float32(_STD)
-        for name, size in tensor_shapes(shape)
-    }
-    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    save_file(dict(tensors), str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
 def write_config(folder: Path, shape: Shape, ids: Mapping[str, int], dtype: str) -> None:
