@@ -19,6 +19,7 @@ import select
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -49,10 +50,9 @@ def main(control: int, uid: int, folder: str, module_name: str) -> None:
         module.load()
     messages = socket.socket(fileno=control)
     children: dict[int, int] = {}
-    try:
-        check_alone(control, children)
-    except Refusal as refusal:
-        sys.exit(str(refusal))
+    check_alone(control, children)
+    sys.stdout.flush()  # or each trial would write it again
+    sys.stderr.flush()
     gc.collect()
     gc.freeze()
     messages.send(b"ready")
@@ -173,4 +173,12 @@ def _check(result: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    code = 1
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+        code = 0
+    except BaseException:
+        traceback.print_exc()  # its last line is what the engine tells
+    finally:
+        sys.stderr.flush()
+        os._exit(code)  # threads of the imports may not hold the end back

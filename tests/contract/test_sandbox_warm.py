@@ -109,7 +109,8 @@ async def test_a_forked_process_and_its_children_are_those_of_a_cold_start(room:
 
 async def test_streams_exit_codes_and_signals(room: ContainedSandbox) -> None:
     echo = "import sys; data = sys.stdin.buffer.read(); print(len(data)); print('oops', file=sys.stderr)"
-    result = await run(room, echo, stdin=b"x" * 100_000)
+    start = warm_start("print('while importing')")
+    result = await run(room, echo, stdin=b"x" * 100_000, start=start)
     assert (result.exit_code, result.stdout, result.stderr) == (0, b"100000\n", b"oops\n")
     assert (await run(room, "import os; os._exit(7)")).exit_code == 7
     assert (await run(room, "import os; os.kill(os.getpid(), 9)")).exit_code == 137
@@ -120,7 +121,7 @@ async def test_streams_exit_codes_and_signals(room: ContainedSandbox) -> None:
 async def test_what_a_program_cannot_be_forked_from_is_refused(
     room: ContainedSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    thread = "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
+    thread = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()"
     with pytest.raises(HarnessError, match="2 threads run after the imports"):
         await run(room, "pass", start=warm_start(thread))
     with pytest.raises(HarnessError, match="hold a descriptor of socket:"):
