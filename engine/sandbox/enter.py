@@ -108,9 +108,14 @@ def execute(request: dict) -> int:  # type: ignore[type-arg]
     return code
 
 
+def leave_keyring() -> None:
+    """Let go of the engine's session keyring; on a kernel without keyrings there is none."""
+    _libc.syscall(_KEYCTL[os.uname().machine], _KEYCTL_JOIN_SESSION_KEYRING, None)
+
+
 def _drop(request: dict) -> None:  # type: ignore[type-arg]
     """Give up capabilities, identity, keyrings and the way back; modest limits."""
-    _libc.syscall(_KEYCTL[os.uname().machine], _KEYCTL_JOIN_SESSION_KEYRING, None)
+    leave_keyring()
     for capability in range(64):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
             break

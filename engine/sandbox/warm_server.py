@@ -9,7 +9,9 @@ Invariants: this process itself reads no request, so nothing of a trial is ever 
 forked from; it forks only while it has one thread and no descriptor but its own; what it forked ends with it.
 """
 
+import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import os
@@ -17,6 +19,8 @@ import select
 import socket
 import sys
 import time
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -39,15 +43,16 @@ class Refusal(Exception):
 def main(control: int, uid: int, folder: str, module_name: str) -> None:
     """Serve until the engine closes its end of `control`."""
     enter = _import(str(Path(__file__).parent), "enter")
+    enter.leave_keyring()
     narrow_rights(uid)
-    module = _import(folder, module_name)
-    module.load()
+    with _ended_by(control):
+        module = _import(folder, module_name)
+        module.load()
     messages = socket.socket(fileno=control)
     children: dict[int, int] = {}
-    try:
-        check_alone(control, children)
-    except Refusal as refusal:
-        sys.exit(str(refusal))
+    check_alone(control, children)
+    sys.stdout.flush()  # or each trial would write it again
+    sys.stderr.flush()
     gc.collect()
     gc.freeze()
     messages.send(b"ready")
@@ -61,6 +66,16 @@ def main(control: int, uid: int, folder: str, module_name: str) -> None:
                 os.close(descriptor)
             elif not _answer(messages, children, poll, enter, module):
                 return
+
+
+@contextlib.contextmanager
+def _ended_by(control: int) -> Iterator[None]:
+    """Meanwhile this process ends with the engine: nothing but the socket's end can come, and its signal kills."""
+    flags = fcntl.fcntl(control, fcntl.F_GETFL)
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
+    yield
+    fcntl.fcntl(control, fcntl.F_SETFL, flags)
 
 
 def narrow_rights(uid: int) -> None:
@@ -158,4 +173,12 @@ def _check(result: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    code = 1
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+        code = 0
+    except BaseException:
+        traceback.print_exc()  # its last line is what the engine tells
+    finally:
+        sys.stderr.flush()
+        os._exit(code)  # threads of the imports may not hold the end back

@@ -109,7 +109,8 @@ async def test_a_forked_process_and_its_children_are_those_of_a_cold_start(room:
 
 async def test_streams_exit_codes_and_signals(room: ContainedSandbox) -> None:
     echo = "import sys; data = sys.stdin.buffer.read(); print(len(data)); print('oops', file=sys.stderr)"
-    result = await run(room, echo, stdin=b"x" * 100_000)
+    start = warm_start("print('while importing')")
+    result = await run(room, echo, stdin=b"x" * 100_000, start=start)
     assert (result.exit_code, result.stdout, result.stderr) == (0, b"100000\n", b"oops\n")
     assert (await run(room, "import os; os._exit(7)")).exit_code == 7
     assert (await run(room, "import os; os.kill(os.getpid(), 9)")).exit_code == 137
@@ -120,7 +121,7 @@ async def test_streams_exit_codes_and_signals(room: ContainedSandbox) -> None:
 async def test_what_a_program_cannot_be_forked_from_is_refused(
     room: ContainedSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    thread = "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
+    thread = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()"
     with pytest.raises(HarnessError, match="2 threads run after the imports"):
         await run(room, "pass", start=warm_start(thread))
     with pytest.raises(HarnessError, match="hold a descriptor of socket:"):
@@ -333,16 +334,21 @@ async def test_the_runtimes_stop_ends_the_warm_process(kind: str, images: Debian
 CRASHING = """
 import asyncio, os, sys
 from sandbox_cases import make_runtime
-from warm_pieces import descendants, run, warm_processes, warm_specification
+from warm_pieces import descendants, run, warm_processes, warm_specification, warm_start
 from engine.sandbox.images import DebianImageStore
 
 async def main():
     runtime = make_runtime(sys.argv[1])
     await runtime.start(DebianImageStore(), sys.argv[2])
     sandbox = await runtime.create(warm_specification("warm-orphan"))
-    running = asyncio.create_task(run(sandbox, "open('begun', 'w'); import time; time.sleep(600)"))
-    while await sandbox.read("/testbed/begun", 1) is None:
+    while_importing = sys.argv[3] == "importing"
+    start = warm_start("open('/tmp/begun', 'w'); import time; time.sleep(600)" if while_importing else "pass")
+    trial = run(sandbox, "open('begun', 'w'); import time; time.sleep(600)", start=start)
+    running = asyncio.create_task(trial)
+    while not (warm := warm_processes()) or not os.path.exists(f"/proc/{warm[0]}/root/tmp/begun"):
         await asyncio.sleep(0.01)
+        if not while_importing and await sandbox.read("/testbed/begun", 1) is not None:
+            break
     (pid,) = warm_processes()
     print(pid, *descendants(pid), flush=True)
     os.kill(os.getpid(), 9)
@@ -351,15 +357,16 @@ asyncio.run(main())
 """
 
 
-async def test_a_killed_run_leaves_no_warm_process(kind: str, images: DebianImageStore) -> None:
+@pytest.mark.parametrize("moment", ["importing", "running"])
+async def test_a_killed_run_leaves_no_warm_process(kind: str, images: DebianImageStore, moment: str) -> None:
     owner = f"warm-crash-{kind}-{os.getpid()}"
     paths = (ROOT, Path(__file__).parent, ROOT / "tests" / "fixtures")
     environment = {**os.environ, "PYTHONPATH": ":".join(str(path) for path in paths)}
-    script = [sys.executable, "-c", CRASHING, kind, owner]
+    script = [sys.executable, "-c", CRASHING, kind, owner, moment]
     crashed = await asyncio.to_thread(subprocess.run, script, env=environment, capture_output=True, text=True)
     assert crashed.returncode == -9, crashed.stderr
     pids = [int(word) for word in crashed.stdout.split()]
-    assert len(pids) == 3, "the warm process, what entered, and the trial"
+    assert len(pids) == (1 if moment == "importing" else 3), "the warm process, what entered, and the trial"
     await vanish(*pids)
     living = make_runtime(kind)
     await living.start(images, owner)  # removes its sandbox
