@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from harness_pieces import HANG, KEY, ChatServer, Ended, Refusal, build_images, call, run_trial, say, shared_runtime
+from harness_pieces import (
+    HANG,
+    KEY,
+    ChatServer,
+    Ended,
+    Refusal,
+    build_images,
+    call,
+    listing_imports,
+    run_trial,
+    say,
+    shared_runtime,
+)
 from mini_pieces import SUBMIT, bash, block, make_harness
 
 from engine.core.errors import HarnessError
@@ -74,6 +86,14 @@ async def test_edits_tests_and_submits_in_the_tasks_own_environment(tmp_path: Pa
     assert KEY not in output
     assert output.count("Permission denied") == 3
     assert "/run/lego/settings.json': No such file" in output
+
+
+@pytest.mark.parametrize("native", [True, False])
+async def test_a_warm_process_has_imported_all_that_a_trial_needs(tmp_path: Path, start: str, native: bool) -> None:
+    if start == "warm":
+        script = [bash("true", 1), bash(SUBMIT, 2)] if native else [block("true"), block(SUBMIT)]
+        ended = await run_trial(listing_imports(make_harness(native_tool_calling=native)), script, tmp_path)
+        assert b"IMPORTED\n" in ended.result.stdout
 
 
 async def test_limit_of_turns(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from harness_pieces import build_images, shared_runtime
+from harness_pieces import build_images, listing_imports, shared_runtime
+from harness_pieces import run_trial as run_any
 from openhands_pieces import (
     HANG,
     KEY,
@@ -72,6 +73,14 @@ async def test_edits_tests_and_finishes_in_the_tasks_own_environment(tmp_path: P
     assert KEY not in output
     assert output.count("Permission denied") == 3
     assert "/run/lego/settings.json: No such file" in output
+
+
+async def test_a_warm_process_has_imported_all_that_a_trial_needs(tmp_path: Path, start: str) -> None:
+    if start == "warm":
+        view = call("file_editor", {"command": "view", "path": "/testbed/calc.py"}, 1)
+        script = [view, shell("true", 2), call("finish", {"message": "done"}, 3)]
+        ended = await run_any(listing_imports(make_harness()), script, tmp_path)
+        assert b"IMPORTED\n" in ended.result.stdout
 
 
 async def test_mended_calls_and_a_last_word(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ IMPORT_ENVIRONMENT = {
     "LOG_LEVEL": "WARNING",
     "ALLOW_SHORT_CONTEXT_WINDOWS": "true",  # the endpoint bounds the context; small windows are meant
 }
+ENCODINGS = ("big5", "euc_jp", "euc_kr", "gb2312", "shift_jis", "utf_16_be", "utf_16_le", "utf_32_be", "utf_32_le")
+"""What the file editor tries on a file."""
 IMPORTED = (
+    *(f"encodings.{name}" for name in ENCODINGS),
     "litellm.llms.vertex_ai.vertex_ai_partner_models.anthropic.transformation",
     "litellm.proxy._experimental.mcp_server.utils",
     "litellm.responses.mcp.chat_completions_handler",

@@ -11,11 +11,13 @@ ALLOW = "allow"
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
-def decide(machine: str, number: int, first: int = 0, architecture: int | None = None) -> str:
+def decide(
+    machine: str, number: int, first: int = 0, architecture: int | None = None, allowed: tuple[str, ...] = ()
+) -> str:
     """What the filter answers to one call: `allow` or the error's name."""
     architecture = ARCHITECTURES[machine] if architecture is None else architecture
     data = struct.pack("<IIQQ", number, architecture, 0, first)
-    program = list(struct.iter_unpack("<HBBI", seccomp.program(machine)))
+    program = list(struct.iter_unpack("<HBBI", seccomp.program(machine, allowed)))
     accumulator = position = 0
     while True:
         code, yes, no, k = program[position]
@@ -49,6 +51,12 @@ def test_ordinary_calls_pass(machine: str, calls: dict[str, int]) -> None:
 )
 def test_dangerous_calls_are_refused(machine: str, calls: dict[str, int]) -> None:
     assert {name: decide(machine, number) for name, number in calls.items()} == dict.fromkeys(calls, "EPERM")
+
+
+@pytest.mark.parametrize(("machine", "setns", "mount"), [("x86_64", 308, 165), ("aarch64", 268, 40)])
+def test_what_is_allowed_is_no_more_than_was_asked_for(machine: str, setns: int, mount: int) -> None:
+    assert decide(machine, setns, allowed=("setns",)) == ALLOW
+    assert decide(machine, mount, allowed=("setns",)) == "EPERM"
 
 
 @pytest.mark.parametrize(("machine", "clone", "socket"), [("x86_64", 56, 41), ("aarch64", 220, 198)])
