@@ -18,6 +18,7 @@ from pathlib import Path
 from engine.core.errors import SandboxError
 from engine.core.paths import cache_dir
 from engine.sandbox import files
+from engine.sandbox.tools import find
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _MS_NOSUID, _MS_NODEV, _MS_NOATIME = 2, 4, 1 << 10
@@ -115,9 +116,12 @@ def _blank_disk(size_mb: int) -> Path:
     blank = cache_dir() / "disks" / f"ext4-{size_mb}.img"
     if blank.is_file():
         return blank
+    mkfs = find("mkfs.ext4")
+    if mkfs is None:
+        raise SandboxError("mkfs.ext4 is not installed: apt-get install -y --no-install-recommends e2fsprogs")
     blank.parent.mkdir(parents=True, exist_ok=True)
     draft = blank.with_name(f".{blank.name}.{secrets.token_hex(4)}")
-    command = ("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal,^resize_inode", str(draft))
+    command = (mkfs, "-q", "-F", "-m", "0", "-O", "^has_journal,^resize_inode", str(draft))
     try:
         with draft.open("wb") as file:
             file.truncate(size_mb << 20)
@@ -125,8 +129,6 @@ def _blank_disk(size_mb: int) -> Path:
         if done.returncode != 0:
             raise SandboxError(f"{' '.join(command)} failed: {' '.join(done.stderr.split())}")
         draft.replace(blank)
-    except FileNotFoundError as error:
-        raise SandboxError("mkfs.ext4 is not installed") from error
     finally:
         draft.unlink(missing_ok=True)
     return blank
