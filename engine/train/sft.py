@@ -36,6 +36,7 @@ class FitSettings:
     prompt_weight: float
     learning_rate: float
     final_rate: float
+    embedding_rate: float
     betas: tuple[float, float]
     adam_epsilon: float
     weight_decay: float
@@ -87,7 +88,7 @@ def fit(folder: Path, rows: Sequence[Demonstration], settings: FitSettings, seed
     loss, tokens = math.nan, 0
     for number, seen in enumerate(updates):
         for group in optimizer.param_groups:
-            group["lr"] = rate(settings, number, len(updates))
+            group["lr"] = group["share"] * rate(settings, number, len(updates))
         batch = _collate([renaming(row, random) for row in seen], settings.prompt_weight)
         loss = _update(model, optimizer, batch, settings, f"update {number + 1} of {len(updates)}")
         tokens += int(batch.present.sum())
@@ -196,10 +197,14 @@ def _evaluate(model: Any, rows: Sequence[Demonstration]) -> dict[str, float]:
 
 
 def _optimizer(model: Any, settings: FitSettings) -> Any:
-    parameters = list(model.parameters())
+    """AdamW over three groups; `share` is each one's share of the learning rate."""
+    embedding = model.get_input_embeddings().weight
+    others = [parameter for parameter in model.parameters() if parameter is not embedding]
+    decay = settings.weight_decay
     groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [embedding], "weight_decay": decay, "share": settings.embedding_rate},
+        {"params": [p for p in others if p.dim() >= 2], "weight_decay": decay, "share": 1.0},
+        {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0, "share": 1.0},
     ]
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.adam_epsilon)
 

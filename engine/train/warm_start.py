@@ -43,6 +43,8 @@ class SupervisedFit:
         prompt_weight: weight of a token that the player did not write, against 1, where `loss` is `all`.
         learning_rate: peak rate of AdamW.
         final_rate: rate at the end of the cosine, as a share of the peak.
+        embedding_rate: learning rate of the (tied) embedding, as a share of that of the rest. AdamW pushes every token
+            that is not the target with full force, so that rare tokens would become alike.
         betas: AdamW's moment decay rates.
         adam_epsilon: AdamW's epsilon.
         weight_decay: decoupled decay, on matrices alone.
@@ -66,6 +68,7 @@ class SupervisedFit:
         prompt_weight: float,
         learning_rate: float,
         final_rate: float,
+        embedding_rate: float,
         betas: Sequence[float],
         adam_epsilon: float,
         weight_decay: float,
@@ -84,6 +87,7 @@ class SupervisedFit:
         self.prompt_weight = prompt_weight
         self.learning_rate = learning_rate
         self.final_rate = final_rate
+        self.embedding_rate = embedding_rate
         self.betas = betas
         self.adam_epsilon = adam_epsilon
         self.weight_decay = weight_decay

@@ -19,6 +19,8 @@ _COPYING = 0.5
 """Scale of the output projection against the value projection that it begins as the transpose of."""
 _RESIDUAL = 0.35
 """Scale of the other projections into the residual stream, which several layers add to."""
+_SHARPNESS = 4.0
+"""Gain of the last norm: embeddings of unit length can then give one token of thousands nearly all probability."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,7 @@ def write_copying_weights(folder: Path, shape: Shape, seed: int) -> None:
     for name, size in tensor_shapes(shape):
         scale = _RESIDUAL if name.endswith("down_proj.weight") else 1.0
         tensors[name] = _drawn(name, size, scale * size[-1] ** -0.5, random)
+    tensors["model.norm.weight"] *= np.float32(_SHARPNESS)
     shared = shape.heads // shape.kv_heads
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}.self_attn"

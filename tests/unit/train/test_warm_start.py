@@ -19,6 +19,7 @@ FIT: dict[str, Any] = {
     "prompt_weight": 0.1,
     "learning_rate": 1e-2,
     "final_rate": 0.1,
+    "embedding_rate": 1.0,
     "betas": [0.9, 0.98],
     "adam_epsilon": 1e-8,
     "weight_decay": 0.0,
