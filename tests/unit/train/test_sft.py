@@ -129,12 +129,26 @@ def test_renaming_is_consistent_within_a_row_and_leaves_frequent_and_control_tok
     assert not set(renaming.rare.tolist()) & {48, 49, 50, 51, 52, *IDS.values()}
     assert {53, 54} <= set(renaming.rare.tolist())
     random = np.random.default_rng(0)
-    seen = {renaming(ROWS[0], random).token_ids.tobytes() for _ in range(5)}
+    seen = {renaming([ROWS[0]], random)[0].token_ids.tobytes() for _ in range(5)}
     assert len(seen) == 5
-    renamed = renaming(ROWS[0], random)
+    (renamed,) = renaming([ROWS[0]], random)
     assert renamed.token_ids[[4, 5, 6, 10, 11]].tolist() == [49, 50, 51, 48, 52]
     assert renamed.token_ids[7:10].tolist() == renamed.token_ids[:3].tolist()
-    assert Renaming(ROWS, changed(rename=0.0), VOCABULARY, [])(ROWS[0], random) is ROWS[0]
+    plain = Renaming(ROWS, changed(rename=0.0), VOCABULARY, [])
+    assert plain([ROWS[0]], random)[0].token_ids.tolist() == ROWS[0].token_ids.tolist()
+
+
+def test_answers_to_the_same_prompt_are_renamed_alike() -> None:
+    random = np.random.default_rng(0)
+    other = Demonstration(token_ids=ROWS[0].token_ids.copy(), sampled=ROWS[0].sampled)
+    other.token_ids[6] = 7
+    rows = [*ROWS, other]
+    renaming = Renaming(rows, changed(rename=1.0), VOCABULARY, list(IDS.values()))
+    first, second, third = renaming([ROWS[0], ROWS[1], other], random)
+    assert first.token_ids[:5].tolist() == third.token_ids[:5].tolist()
+    own, foreign = ROWS[0].token_ids[:4], ROWS[1].token_ids[:4]
+    mapping = dict(zip(own.tolist(), first.token_ids[:4].tolist(), strict=True))
+    assert any(mapping.get(a, b) != b for a, b in zip(foreign.tolist(), second.token_ids[:4].tolist(), strict=True))
 
 
 def test_the_first_answer_ends_where_the_result_begins() -> None:
