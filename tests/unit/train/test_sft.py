@@ -143,7 +143,7 @@ def test_answers_to_the_same_prompt_are_renamed_alike() -> None:
     answer, question = ROWS[0].token_ids.copy(), ROWS[0].token_ids.copy()
     answer[6], question[4] = 7, 8
     rows = [Demonstration(token_ids=ids, sampled=ROWS[0].sampled) for ids in (ROWS[0].token_ids, answer, question)]
-    renaming = Renaming([*ROWS, *rows], changed(rename=1.0), VOCABULARY, list(IDS.values()))
+    renaming = Renaming(ROWS, changed(rename=1.0), VOCABULARY, list(IDS.values()))
     first, same, other = renaming(rows, random)
     assert first.token_ids[:5].tolist() == same.token_ids[:5].tolist()
     assert first.token_ids[:4].tolist() != other.token_ids[:4].tolist()
