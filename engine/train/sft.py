@@ -89,7 +89,7 @@ def fit(folder: Path, rows: Sequence[Demonstration], settings: FitSettings, seed
     for number, seen in enumerate(updates):
         for group in optimizer.param_groups:
             group["lr"] = group["share"] * rate(settings, number, len(updates))
-        batch = _collate([renaming(row, random) for row in seen], settings.prompt_weight)
+        batch = _collate(renaming(seen, random), settings.prompt_weight)
         loss = _update(model, optimizer, batch, settings, f"update {number + 1} of {len(updates)}")
         tokens += int(batch.present.sum())
         if time.monotonic() - said >= _SAY_EVERY_S:
@@ -130,12 +130,31 @@ class Renaming:
         """int64 [n]: ids that take part."""
         self._identity = np.arange(vocabulary)
 
-    def __call__(self, row: Demonstration, random: np.random.Generator) -> Demonstration:
+    def __call__(self, rows: Sequence[Demonstration], random: np.random.Generator) -> list[Demonstration]:
+        """The rows of one update; those that answer the same prompt get the same names, so that their loss is that of
+        all their answers, not now of this one and then of that."""
+        chosen: dict[bytes, NDArray[np.int64] | None] = {}
+        result = []
+        for row in rows:
+            key = prompt(row)
+            if key not in chosen:
+                chosen[key] = self._draw(random)
+            names = chosen[key]
+            ids = row.token_ids if names is None else names[row.token_ids].astype(np.int32)
+            result.append(Demonstration(token_ids=ids, sampled=row.sampled))
+        return result
+
+    def _draw(self, random: np.random.Generator) -> NDArray[np.int64] | None:
         if not len(self.rare) or random.random() >= self._share:
-            return row
+            return None
         names = self._identity.copy()
         names[self.rare] = random.permutation(self.rare)
-        return Demonstration(token_ids=names[row.token_ids].astype(np.int32), sampled=row.sampled)
+        return names
+
+
+def prompt(row: Demonstration) -> bytes:
+    """What the first answer answers, as a key."""
+    return row.token_ids[: int(np.argmax(row.sampled))].tobytes()
 
 
 def rate(settings: FitSettings, update: int, updates: int) -> float:
@@ -212,12 +231,22 @@ def _optimizer(model: Any, settings: FitSettings) -> Any:
 def _plan(
     rows: Sequence[Demonstration], settings: FitSettings, random: np.random.Generator
 ) -> list[tuple[Demonstration, ...]]:
-    """Rows of each update; every epoch holds each row once, whole or up to its first answer, in another order."""
+    """Rows of each update; every epoch holds each row once, in another order, those of one prompt side by side, whole
+    or up to the first answer."""
+    families: dict[bytes, list[int]] = {}
+    for index, row in enumerate(rows):
+        families.setdefault(prompt(row), []).append(index)
+    members = list(families.values())
     updates: list[tuple[Demonstration, ...]] = []
     for _ in range(settings.epochs):
-        cut = random.random(len(rows)) < settings.first_answer
-        seen = [first_answer(row) if short else row for row, short in zip(rows, cut, strict=True)]
-        groups = list(_groups(seen, random.permutation(len(seen)).tolist(), settings.batch_tokens))
+        seen = list(rows)
+        order = []
+        for place in random.permutation(len(members)):
+            short = random.random() < settings.first_answer
+            for index in members[place]:
+                seen[index] = first_answer(rows[index]) if short else rows[index]
+                order.append(index)
+        groups = list(_groups(seen, order, settings.batch_tokens))
         updates += [tuple(seen[index] for index in groups[place]) for place in random.permutation(len(groups))]
     return updates
 

@@ -85,10 +85,19 @@ def write_copying_weights(folder: Path, shape: Shape, seed: int) -> None:
     shared = shape.heads // shape.kv_heads
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}.self_attn"
-        values = np.split(tensors[f"{prefix}.v_proj.weight"], shape.kv_heads)
+        values = [_orthonormal(part) for part in np.split(tensors[f"{prefix}.v_proj.weight"], shape.kv_heads)]
+        tensors[f"{prefix}.v_proj.weight"] = np.concatenate(values)
         heads = [values[head // shared].T for head in range(shape.heads)]
         tensors[f"{prefix}.o_proj.weight"] = np.ascontiguousarray(np.concatenate(heads, axis=1) * np.float32(_COPYING))
     _save(folder, tensors)
+
+
+def _orthonormal(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Orthonormal rows (or columns, where there are more rows) that span what the matrix does."""
+    rows, columns = matrix.shape
+    if rows > columns:
+        return np.ascontiguousarray(np.linalg.qr(matrix)[0])
+    return np.ascontiguousarray(np.linalg.qr(matrix.T)[0].T)
 
 
 def _drawn(name: str, size: tuple[int, ...], std: float, random: np.random.Generator) -> NDArray[np.float32]:

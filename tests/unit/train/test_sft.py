@@ -129,12 +129,24 @@ def test_renaming_is_consistent_within_a_row_and_leaves_frequent_and_control_tok
     assert not set(renaming.rare.tolist()) & {48, 49, 50, 51, 52, *IDS.values()}
     assert {53, 54} <= set(renaming.rare.tolist())
     random = np.random.default_rng(0)
-    seen = {renaming(ROWS[0], random).token_ids.tobytes() for _ in range(5)}
+    seen = {renaming([ROWS[0]], random)[0].token_ids.tobytes() for _ in range(5)}
     assert len(seen) == 5
-    renamed = renaming(ROWS[0], random)
+    (renamed,) = renaming([ROWS[0]], random)
     assert renamed.token_ids[[4, 5, 6, 10, 11]].tolist() == [49, 50, 51, 48, 52]
     assert renamed.token_ids[7:10].tolist() == renamed.token_ids[:3].tolist()
-    assert Renaming(ROWS, changed(rename=0.0), VOCABULARY, [])(ROWS[0], random) is ROWS[0]
+    plain = Renaming(ROWS, changed(rename=0.0), VOCABULARY, [])
+    assert plain([ROWS[0]], random)[0].token_ids.tolist() == ROWS[0].token_ids.tolist()
+
+
+def test_answers_to_the_same_prompt_are_renamed_alike() -> None:
+    random = np.random.default_rng(0)
+    answer, question = ROWS[0].token_ids.copy(), ROWS[0].token_ids.copy()
+    answer[6], question[4] = 7, 8
+    rows = [Demonstration(token_ids=ids, sampled=ROWS[0].sampled) for ids in (ROWS[0].token_ids, answer, question)]
+    renaming = Renaming(ROWS, changed(rename=1.0), VOCABULARY, list(IDS.values()))
+    first, same, other = renaming(rows, random)
+    assert first.token_ids[:5].tolist() == same.token_ids[:5].tolist()
+    assert first.token_ids[:4].tolist() != other.token_ids[:4].tolist()
 
 
 def test_the_first_answer_ends_where_the_result_begins() -> None:
