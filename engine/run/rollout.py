@@ -97,7 +97,7 @@ class Rollout:
         failure = self._inference.failure()
         # an attempt that only met a dead engine is not kept: the restarted run owes the trial all its attempts
         if not failure or scored.trajectory.termination is not Termination.ENGINE_ERROR:
-            self._writer.trial(step, scored)
+            await asyncio.to_thread(self._writer.trial, step, scored)  # it waits for the disk, the proxies must not
         if failure:
             raise RunError(f"{failure}; the same command goes on where this run stopped")
         return scored
