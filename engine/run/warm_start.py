@@ -43,6 +43,8 @@ _CONTEXT = 1 << 17
 """Tokens of context while demonstrating: nothing samples, and the words have no short tokens yet."""
 _TURN = 1 << 14
 _SAY_EVERY = 20
+_HEARD = 2
+"""Times at least that the tokeniser hears each issue: a line that is heard once is no word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +201,7 @@ def _texts(demonstrated: _Demonstrated, tasks: Sequence[Task]) -> list[str]:
         for scored in demonstrated.scored
         for segment in scored.trajectory.segments
     ]
-    often = -(-len(texts) // max(1, len(tasks)))
+    often = max(_HEARD, -(-len(texts) // max(1, len(tasks))))
     return texts + [task.instruction for task in tasks] * often
 
 
