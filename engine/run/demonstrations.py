@@ -29,6 +29,9 @@ Encode = Callable[[str], NDArray[np.int32]]
 """The text of a whole turn → its tokens, the one that ends a turn included."""
 
 
+_ORDINALS = ("first", "second", "third", "fourth", "fifth")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Repairs:
     """One line of one file: as it is, as it should be, and as it might be."""
@@ -71,12 +74,27 @@ def script(
             "path": repairs.path,
             "buggy": repairs.buggy,
             "repair": chosen,
+            "ordinal": _ordinal(trial.task.instruction, chosen, (repairs.right, *repairs.wrong)),
         }
         turns[str(trial.key)] = [
-            Turn(calls=(Call(name=call["name"], arguments=_filled(call["arguments"], values)),))
-            for call in harnesses[trial.harness].demonstration
+            Turn(
+                text=_filled(turn["text"], values),
+                calls=(Call(name=turn["name"], arguments=_filled(turn["arguments"], values)),),
+            )
+            for turn in harnesses[trial.harness].demonstration
         ]
     return turns
+
+
+def _ordinal(instruction: str, chosen: str, lines: Sequence[str]) -> str:
+    """Which of the lines that the issue offers, in its order; `right` where it offers none.
+
+    A policy that says which line it takes before it writes it chooses among three words, and copies one line: without
+    that it has to give three lines their shares in one token, and a tiny one spills some of them."""
+    places = [f"\n{instruction}\n".rfind(f"\n{line}\n") for line in lines]
+    if min(places) < 0:
+        return "right"
+    return _ORDINALS[sorted(places).index(places[list(lines).index(chosen)])]
 
 
 def _filled(template: Any, values: Mapping[str, str]) -> Any:

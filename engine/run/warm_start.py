@@ -29,7 +29,7 @@ from engine.core.records import Demonstration, ModelInfo, Scored, Task, Trial, T
 from engine.inference.script import Turn
 from engine.inference.scripted import ScriptedEngine
 from engine.proxy.app import LlmProxy
-from engine.run.demonstrations import row, script
+from engine.run.demonstrations import read_repairs, row, script
 from engine.run.plan import derived_seed
 from engine.run.rollout import Rollout
 from engine.run.trial import Workshop
@@ -44,7 +44,9 @@ _CONTEXT = 1 << 17
 _TURN = 1 << 14
 _SAY_EVERY = 20
 _HEARD = 2
-"""Times at least that the tokeniser hears each issue: a line that is heard once is no word."""
+"""Times that the tokeniser hears each issue: a line that is heard once is no word."""
+_AROUND = 8
+"""Lines on each side of a faulty one that are heard with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,18 +193,27 @@ def _trials(built: Built, model: WarmStartedModel, taught: Sequence[Task]) -> li
 
 
 def _texts(demonstrated: _Demonstrated, tasks: Sequence[Task]) -> list[str]:
-    """What the tokeniser learns from: whole conversations as an engine sees them, and every task's issue.
+    """What the tokeniser learns from: whole conversations as an engine sees them, one text each, and one text of
+    every task's issue and of the code around its faulty line, numbered as an agent's tools show it.
 
-    Issues of all splits are read, as a user's own tokeniser would know the words of the code that it works on; which
-    of the lines in them is right stands in none."""
+    All splits are read, as a user's own tokeniser would know the words of the code that it works on; how any of it
+    should read is told by none."""
     blank = CheckpointTokenizer(demonstrated.blank.path)
     texts = [
         blank.decode(segment.token_ids.tolist())
         for scored in demonstrated.scored
         for segment in scored.trajectory.segments
     ]
-    often = max(_HEARD, -(-len(texts) // max(1, len(tasks))))
-    return texts + [task.instruction for task in tasks] * often
+    words = [text for task in tasks for text in (task.instruction, _around(task))]
+    return [*texts, "\n".join(words * _HEARD)]
+
+
+def _around(task: Task) -> str:
+    repairs = read_repairs(task)
+    before, _, _ = (source := (task.repository / repairs.path).read_text(encoding="utf-8")).partition(repairs.buggy)
+    lines, fault = source.split("\n"), before.count("\n")
+    near = range(max(0, fault - _AROUND), min(len(lines), fault + _AROUND + 1))
+    return "\n".join(f"{number + 1:6}\t{lines[number]}" for number in near)
 
 
 def _rows(demonstrated: _Demonstrated, model: ModelInfo) -> list[Demonstration]:
