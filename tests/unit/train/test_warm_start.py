@@ -114,13 +114,13 @@ def test_a_missing_warm_start_says_how_to_make_it_and_prepare_makes_nothing(cach
     assert said and not cache.exists()
 
 
-def test_sizes_that_do_not_fit_are_refused() -> None:
+def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     model = bound(top_k=5)
     assert [error.key for error in model.problems()] == ["model.top_k"]
     with pytest.raises(ConfigError, match=r"model\.top_k=5"):
         asyncio.run(model.prepare(lambda _: None))
     with pytest.raises(ConfigError, match=r"model\.vocabulary=512: 256 bytes, 300 merges"):
-        bound(merges=300).draft(TEXTS, Path("unused"))
+        bound(merges=300).draft(TEXTS, tmp_path / "draft")
 
 
 def test_from_draft_to_cache(tmp_path: Path) -> None:
