@@ -34,6 +34,7 @@ SMALL = (
     "schedule.validation_every=1",
     "schedule.validation_prompts=1",
     "proxy.max_tokens_per_turn=32",
+    "train.mini_batches=1",
 )
 
 
