@@ -4,8 +4,8 @@ The solver knows a task's injected bug and the lines that might mend it (`soluti
 sees). It picks the right one with a probability and says so in the harness's own tool calls, which stand in the
 harness's configuration (`demonstration`).
 
-Invariant: the same seed gives the same choices. Refuses: a task without known repairs, a template that names
-something unknown, a conversation that its harness rewrote.
+Invariant: the same seed gives the same choices. Refuses: a task without known repairs, a conversation that its harness
+rewrote.
 """
 
 import json
@@ -27,8 +27,6 @@ from engine.wire import openai_chat
 
 Encode = Callable[[str], NDArray[np.int32]]
 """The text of a whole turn → its tokens, the one that ends a turn included."""
-
-
 _ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 

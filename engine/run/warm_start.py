@@ -5,7 +5,7 @@
 The trials go through the real harness, sandbox, proxy and verifier. They are kept beside the models' cache, one file
 each, so an interrupted warm start goes on with what is missing; the checkpoint appears whole or not at all.
 
-Invariant: a checkpoint belongs to one fingerprint: of the model's settings, the harnesses and the warm-start tasks.
+Invariant: a checkpoint belongs to one fingerprint: of the model's settings and recipe, the harnesses and all tasks.
 Refuses a pool without warm-start tasks and a demonstration that was not kept.
 """
 
@@ -55,7 +55,6 @@ class _Demonstrated:
 
     blank: ModelInfo
     """The checkpoint in whose tokens they went by."""
-
     scored: tuple[Scored, ...]
     turns: tuple[tuple[Turn, ...], ...]
 
@@ -210,8 +209,8 @@ def _texts(demonstrated: _Demonstrated, tasks: Sequence[Task]) -> list[str]:
 
 def _around(task: Task) -> str:
     repairs = read_repairs(task)
-    before, _, _ = (source := (task.repository / repairs.path).read_text(encoding="utf-8")).partition(repairs.buggy)
-    lines, fault = source.split("\n"), before.count("\n")
+    source = (task.repository / repairs.path).read_text(encoding="utf-8")
+    lines, fault = source.split("\n"), source.partition(repairs.buggy)[0].count("\n")
     near = range(max(0, fault - _AROUND), min(len(lines), fault + _AROUND + 1))
     return "\n".join(f"{number + 1:6}\t{lines[number]}" for number in near)
 
