@@ -27,7 +27,6 @@ from engine.wire import openai_chat
 
 Encode = Callable[[str], NDArray[np.int32]]
 """The text of a whole turn → its tokens, the one that ends a turn included."""
-_ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,6 @@ def script(
             "path": repairs.path,
             "buggy": repairs.buggy,
             "repair": chosen,
-            "ordinal": _ordinal(trial.task.instruction, chosen, (repairs.right, *repairs.wrong)),
         }
         turns[str(trial.key)] = [
             Turn(
@@ -82,17 +80,6 @@ def script(
             for turn in harnesses[trial.harness].demonstration
         ]
     return turns
-
-
-def _ordinal(instruction: str, chosen: str, lines: Sequence[str]) -> str:
-    """Which of the lines that the issue offers, in its order; `right` where it offers none.
-
-    A policy that says which line it takes before it writes it chooses among three words, and copies one line: without
-    that it has to give three lines their shares in one token, and a tiny one spills some of them."""
-    places = [f"\n{instruction}\n".rfind(f"\n{line}\n") for line in lines]
-    if min(places) < 0:
-        return "right"
-    return _ORDINALS[sorted(places).index(places[list(lines).index(chosen)])]
 
 
 def _filled(template: Any, values: Mapping[str, str]) -> Any:

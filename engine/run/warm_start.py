@@ -29,6 +29,7 @@ from engine.core.records import Demonstration, ModelInfo, Scored, Task, Trial, T
 from engine.inference.script import Turn
 from engine.inference.scripted import ScriptedEngine
 from engine.proxy.app import LlmProxy
+from engine.run import demonstrations
 from engine.run.demonstrations import read_repairs, row, script
 from engine.run.plan import derived_seed
 from engine.run.rollout import Rollout
@@ -73,8 +74,9 @@ def bind(built: Built) -> bool:
 
 
 def _facts(built: Built) -> dict[str, Any]:
-    """What the demonstrations are made with."""
+    """What the demonstrations are made with, the player's own code included."""
     return {
+        "player": [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in (__file__, demonstrations.__file__)],
         "harnesses": built.config["harnesses"],
         "runtimes": [repr(harness.runtime()) for harness in built.harnesses.values()],
         "tasks": sorted((task.id, task.fingerprint) for task in built.tasks.load()),

@@ -25,10 +25,8 @@ def task_name(bug: Bug) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", "-".join([bug.bundle, *parts, str(bug.line)])).replace("--", "-")
 
 
-def make_draft(
-    bug: Bug, bundle: Bundle, *, show_repairs: bool, image: ImageSpec, limits: Limits, workdir: str
-) -> Draft:
-    """The task of a bug of this bundle."""
+def make_draft(bug: Bug, bundle: Bundle, *, place: int | None, image: ImageSpec, limits: Limits, workdir: str) -> Draft:
+    """The task of a bug of this bundle; `place`: see `instruction`."""
     source, executable = bundle.repository[bug.module]
     mutant = Mutant(family=bug.family, function=bug.function, line=bug.line, before=bug.right, after=bug.buggy)
     files = bundle.repository if bundle.kind == "real" else {bug.module: (source, executable)}
@@ -39,7 +37,7 @@ def make_draft(
     return Draft(
         name=f"lego-rl/{task_name(bug)}",
         description=f"One wrong line in {bug.function} of {bug.module} ({bundle.name}).",
-        instruction=instruction(bug, show_repairs),
+        instruction=instruction(bug, place),
         metadata={
             "kind": bug.kind,
             "package": bundle.name,
@@ -63,13 +61,15 @@ def make_draft(
     )
 
 
-def instruction(bug: Bug, show_repairs: bool) -> str:
-    """The issue: file, function, what is wrong, which line; with `show_repairs` three lines in a drawn order."""
+def instruction(bug: Bug, place: int | None) -> str:
+    """The issue: file, function, what is wrong, which line; with a `place` the lines too that might be right, the
+    right one there and the others in a drawn order."""
     wrong = bug.behaviour or _symptom(bug)
     text = f"`{bug.function}` in `{bug.module}` is wrong. {wrong}\nThe fault is in this line:\n\n{bug.buggy.strip()}\n"
-    if show_repairs:
-        lines = [line.strip() for line in (bug.right, *bug.wrong)]
+    if place is not None:
+        lines = [line.strip() for line in bug.wrong]
         random.Random("\n".join((task_name(bug), *lines))).shuffle(lines)  # noqa: S311
+        lines.insert(place, bug.right.strip())
         text += "\nOne of these lines is right:\n\n" + "".join(f"{line}\n" for line in lines)
     return text + "\nChange that line alone.\n"
 

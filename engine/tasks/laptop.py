@@ -214,7 +214,7 @@ class LaptopPool:
         draft = make_draft(
             item.bug,
             bundle,
-            show_repairs=self.show_repairs,
+            place=item.place if self.show_repairs else None,
             image=image,
             limits=self._limits(),
             workdir=self.workdir,

@@ -36,7 +36,7 @@ async def few_bundles() -> list[Bundle]:
 def write(found: Audit, bundle: Bundle, folder: Path) -> list[Task]:
     tasks = []
     for bug in found.bugs:
-        draft = make_draft(bug, bundle, show_repairs=True, image=image(), limits=LIMITS, workdir="/testbed")
+        draft = make_draft(bug, bundle, place=1, image=image(), limits=LIMITS, workdir="/testbed")
         directory = write_task(draft, folder / task_name(bug))
         (directory / "solution/repairs.json").write_text(repairs(bug))
         tasks.append(read_task(directory, split="train", image=image()))

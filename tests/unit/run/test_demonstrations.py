@@ -18,7 +18,7 @@ from engine.run.gate import Goals, gate, gate_lines
 
 CALLS = [
     {
-        "text": "The {ordinal} line.",
+        "text": "I try {repair}",
         "name": "edit",
         "arguments": {"path": "{workdir}/{path}", "lines": ["{buggy}", "{repair}"], "braces": "{other} {"},
     },
@@ -52,16 +52,9 @@ def test_the_solver_speaks_the_harness_s_calls_with_the_line_put_in(broken: Task
         "lines": ["if a > 1:", "if a >= 1:"],
         "braces": "{other} {",
     }
-    assert edit.text == "The right line.", "this issue offers no lines"
+    assert edit.text == "I try if a >= 1:"
     assert finish.calls[0].name == "finish"
     assert finish.calls[0].arguments == {"count": 3}
-
-
-def test_the_solver_names_the_line_that_it_takes(broken: Task) -> None:
-    offering = dataclasses.replace(broken, instruction="One of these:\n\nif a < 1:\nif a >= 1:\nif a == 1:\n")
-    for said in script(trials(offering, 20), HARNESSES, 0.5, seed=0).values():
-        place = ["if a < 1:", "if a >= 1:", "if a == 1:"].index(said[0].calls[0].arguments["lines"][1])
-        assert said[0].text == f"The {('first', 'second', 'third')[place]} line."
 
 
 def test_the_solver_is_right_as_often_as_it_is_told_and_the_same_each_time(broken: Task) -> None:
