@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -195,17 +196,11 @@ class Bench:
 
     def shop(self, figures: Figures, *, cpu: bool) -> Workshop:
         built = self.built
-        return Workshop(
-            images=self.images,
-            sandboxes=MeteredRuntime(built.sandbox, figures, {}) if cpu else built.sandbox,
-            proxy=built.proxy,
-            harnesses=built.harnesses,
-            defenses=built.defense.stages,
-            verifier=Metered(built.verify, figures, {"grade": "grade"}) if cpu else built.verify,
-            scratch=self.folder / "scratch",
-            pids=built.sandbox.pids,
-            disk_mb=built.sandbox.disk_mb,
-        )
+        shop = Workshop.of(built, self.images, built.proxy, self.folder / "scratch")
+        if not cpu:
+            return shop
+        sandboxes = MeteredRuntime(built.sandbox, figures, {})
+        return replace(shop, sandboxes=sandboxes, verifier=Metered(built.verify, figures, {"grade": "grade"}))
 
     async def trials(self, count: int, width: int) -> bool:
         figures, alone = Figures(), width == 1

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
+from engine.config.built import Built
 from engine.core.contracts import Defense, Harness, ImageStore, Proxy, Sandbox, SandboxRuntime, Session, Verifier
 from engine.core.errors import EnvironmentFailure, HarnessError, SandboxError
 from engine.core.records import (
@@ -47,6 +49,21 @@ class Workshop:
     """Host folder for staged and downloaded trees."""
     pids: int
     disk_mb: int
+
+    @classmethod
+    def of(cls, built: Built, images: ImageStore, proxy: Proxy, scratch: Path) -> Self:
+        """What a configuration is made of; the proxy may be another than its own."""
+        return cls(
+            images=images,
+            sandboxes=built.sandbox,
+            proxy=proxy,
+            harnesses=built.harnesses,
+            defenses=built.defense.stages,
+            verifier=built.verify,
+            scratch=scratch,
+            pids=built.sandbox.pids,
+            disk_mb=built.sandbox.disk_mb,
+        )
 
 
 @dataclass(kw_only=True)

@@ -141,17 +141,7 @@ async def _demonstrate(
         await engine.start(blank, folder)
         await proxy.start(blank, engine)
         await built.sandbox.start(images, f"warm-start-{built.hash}")
-        shop = Workshop(
-            images=images,
-            sandboxes=built.sandbox,
-            proxy=proxy,
-            harnesses=built.harnesses,
-            defenses=built.defense.stages,
-            verifier=built.verify,
-            scratch=folder / "scratch",
-            pids=built.sandbox.pids,
-            disk_mb=built.sandbox.disk_mb,
-        )
+        shop = Workshop.of(built, images, proxy, folder / "scratch")
         rollout = Rollout(shop, engine, built.schedule, Reader(layout), Writer(layout))
         scored = await rollout.run(0, trials, show, again)
     finally:

@@ -89,17 +89,7 @@ async def open_workbench(
             model=model,
             inference=built.inference,
             trainer=built.train,
-            shop=Workshop(
-                images=images,
-                sandboxes=built.sandbox,
-                proxy=built.proxy,
-                harnesses=built.harnesses,
-                defenses=built.defense.stages,
-                verifier=built.verify,
-                scratch=layout.scratch,
-                pids=built.sandbox.pids,
-                disk_mb=built.sandbox.disk_mb,
-            ),
+            shop=Workshop.of(built, images, built.proxy, layout.scratch),
         )
     finally:
         tell("stopping")

@@ -113,17 +113,7 @@ async def test_the_reference_fix_earns_one_and_looking_earns_nothing(
     await built.sandbox.start(images, f"rewards-{sandbox}")
     await engine.start(model, tmp_path)
     await built.proxy.start(model, engine)
-    shop = Workshop(
-        images=images,
-        sandboxes=built.sandbox,
-        proxy=built.proxy,
-        harnesses=built.harnesses,
-        defenses=built.defense.stages,
-        verifier=built.verify,
-        scratch=tmp_path / "scratch",
-        pids=built.sandbox.pids,
-        disk_mb=built.sandbox.disk_mb,
-    )
+    shop = Workshop.of(built, images, built.proxy, tmp_path / "scratch")
     try:
         looked = await run_trial(rollout(task, agent.harness, 0), shop)
         mended = await run_trial(rollout(task, agent.harness, 1), shop)

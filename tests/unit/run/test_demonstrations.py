@@ -13,8 +13,10 @@ from samples_cases import task, trial
 from engine.core.errors import ConfigError
 from engine.core.patch import difference
 from engine.core.records import Scored, Task, Trial
+from engine.run import demonstrations, warm_start
 from engine.run.demonstrations import read_repairs, script
 from engine.run.gate import Goals, gate, gate_lines
+from engine.train.warm_start import Demonstrations, WarmStarted
 
 CALLS = [
     {
@@ -101,3 +103,24 @@ def test_the_gate_tells_right_wrong_and_junk_by_the_patch(broken: Task) -> None:
     assert report["junk"] == {"value": 0.6, "goal": "<= 0.1", "met": False}
     assert report["solve"] == {"value": 0.2, "goal": "0.25 to 0.5", "met": False}
     assert any("junk 0.600" in line and "NOT met" in line for line in gate_lines(report))
+
+
+def test_another_player_makes_another_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the solver's own code decides is in the fingerprint: a cached checkpoint is not another recipe's."""
+    bound: list[str] = []
+
+    class Model(WarmStarted):
+        def __init__(self) -> None:
+            self.demonstrations = Demonstrations(samples_per_task=1, right_share=0.5)
+
+        def bind(self, fingerprint: str) -> None:
+            bound.append(fingerprint)
+
+    pool = SimpleNamespace(problems=list, load=lambda: (task("t"),))
+    built: Any = SimpleNamespace(model=Model(), tasks=pool, harnesses={}, config={"harnesses": {}}, seed=0)
+    assert warm_start.bind(built)
+    changed = tmp_path / "demonstrations.py"
+    changed.write_bytes(Path(demonstrations.__file__).read_bytes() + b"# one line more\n")
+    monkeypatch.setattr(demonstrations, "__file__", str(changed))
+    assert warm_start.bind(built)
+    assert len(set(bound)) == 2
