@@ -124,7 +124,7 @@ async def _lock(path: Path, what: str, say: Say) -> AsyncIterator[None]:
                 break
             except BlockingIOError:
                 if not waiting:
-                    say(f"{what}: another process is building it, waiting")
+                    say(f"{what}: it is being built already, waiting")
                 waiting = True
                 await asyncio.sleep(0.5)
         yield

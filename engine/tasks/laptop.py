@@ -16,19 +16,20 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from engine.core.contracts import ImageStore, SandboxRuntime, Say, Verifier
 from engine.core.errors import ConfigError, RunError
 from engine.core.patch import make
 from engine.core.paths import cache_dir
 from engine.core.records import ImageSpec, Task
+from engine.core.together import side_by_side
 from engine.tasks.audit import Audit, audit, read_audit
 from engine.tasks.bundles import Bundle, Kind, known_packages, real_bundle
 from engine.tasks.generated import generated_bundles
@@ -58,7 +59,6 @@ _SPARE = 1.5
 
 
 Graders = tuple[SandboxRuntime, ImageStore, Verifier]
-_Answer = TypeVar("_Answer")
 
 
 class LaptopPool:
@@ -124,7 +124,7 @@ class LaptopPool:
                 partial(self._audit, bundle, enough[bundle.kind], bench, kept / "audits", say)
                 for bundle in bundles.values()
             ]
-            audits = await _side_by_side(jobs, self.workers)
+            audits = await side_by_side(jobs, self.workers)
             bugs = [bug for item in audits for bug in item.bugs if task_name(bug) not in refused]
             try:
                 chosen = select(bugs, wanted_numbers(self.real, self.generated), self.seed)
@@ -201,7 +201,7 @@ class LaptopPool:
                 say(f"tasks: {len(answers)} of {len(chosen)} graded")
 
         with tempfile.TemporaryDirectory(prefix="lego-rl-laptop-") as folder:
-            await _side_by_side([partial(one, item, Path(folder)) for item in chosen], self.workers)
+            await side_by_side([partial(one, item, Path(folder)) for item in chosen], self.workers)
         return answers
 
     def _draw_up(self, item: Chosen, bundle: Bundle, folder: Path) -> Task:
@@ -270,23 +270,6 @@ async def _grade(task: Task, graders: Graders) -> str:
     if any(test.ok == (test.kind == "fail_to_pass") for test in bad.tests):
         return "graded: other tests fail on the base than were recorded"
     return ""
-
-
-async def _side_by_side(jobs: Sequence[Callable[[], Awaitable[_Answer]]], width: int) -> list[_Answer]:
-    """The answers in order, `width` jobs at a time; the first failure ends the others."""
-    turns = asyncio.Semaphore(width)
-
-    async def one(job: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        async with turns:
-            return await job()
-
-    running = [asyncio.create_task(one(job)) for job in jobs]
-    try:
-        return list(await asyncio.gather(*running))
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
 
 
 @cache

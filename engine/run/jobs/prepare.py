@@ -1,12 +1,15 @@
 """`job=prepare`: build once on this machine what the configured run needs. Interrupted, it goes on where it stopped."""
 
 import tempfile
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from engine.config.built import Built
 from engine.core.contracts import AuditedPool, ImageStore, Say
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.paths import cache_dir
-from engine.observe.progress import make_progress
+from engine.core.together import side_by_side
+from engine.observe.progress import ProgressView, make_progress
 from engine.run import warm_start
 from engine.run.workbench import check_machine, images_needed
 from engine.sandbox.images import DebianImageStore
@@ -24,12 +27,7 @@ class PrepareJob:
             await built.sandbox.prepare(progress.say)
             progress.phase("preparing inference", 0, 0, "")
             await built.inference.prepare(progress.say)
-            needed = images_needed(built)
-            for index, (key, spec) in enumerate(needed.items()):
-                progress.phase(f"image of {key}", index, len(needed), "")
-                await images.build(spec, progress.say)
-            progress.phase("preparing tasks", 0, 0, "")
-            await built.tasks.prepare(progress.say)
+            await _fetch_and_build(built, images, progress)
             progress.phase("trying the tasks", 0, 0, "")
             await _audit(built, images, progress.say)
             check_machine(built, images, model=False)
@@ -39,6 +37,25 @@ class PrepareJob:
             check_machine(built, images)
             progress.say(f"prepared: {len(built.tasks.load())} tasks, model {built.model.info().name}")
         return 0
+
+
+async def _fetch_and_build(built: Built, images: ImageStore, progress: ProgressView) -> None:
+    """What the tasks need from elsewhere, and the images, which wait on the network half of the time."""
+    jobs: dict[str, Callable[[], Awaitable[object]]] = {"tasks": partial(built.tasks.prepare, progress.say)}
+    for key, spec in images_needed(built).items():
+        jobs[f"image of {key}"] = partial(images.build, spec, progress.say)
+    left = list(jobs)
+
+    def show() -> None:
+        progress.phase("fetching and building", len(jobs) - len(left), len(jobs), ", ".join(left))
+
+    async def one(name: str, job: Callable[[], Awaitable[object]]) -> None:
+        await job()
+        left.remove(name)
+        show()
+
+    show()
+    await side_by_side([partial(one, name, job) for name, job in jobs.items()], len(jobs))
 
 
 async def _audit(built: Built, images: ImageStore, say: Say) -> None:
