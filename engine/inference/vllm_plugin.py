@@ -1,16 +1,34 @@
 """vLLM's entry point into this package: registers the weight engine that reads a safetensors file.
 
-vLLM calls `register` in each of its processes. Invariant: it imports nothing heavy and changes no behaviour; the engine
-and its remedies for CPU weights live in `engine.inference.vllm_weights`, loaded only where it is asked for.
+vLLM calls `register` in each of its processes. Invariant: it imports nothing heavy and changes no behaviour but how a
+worker waits (`PAUSE`); the engine and its remedies for CPU weights live in `engine.inference.vllm_weights`, loaded only
+where it is asked for.
 """
+
+import os
+import time
+from functools import partial
 
 BACKEND = "lego_file"
 """Name under which vLLM knows the weight engine (`--weight-transfer-config`)."""
+PAUSE = "LEGO_RL_VLLM_PAUSE_S"
+"""Environment variable: seconds that a process which waits for another of vLLM's sleeps before it looks again. Unset:
+vLLM's own way, which only yields, so that a worker takes a whole core for a second after each request; where there are
+two, that is half of what sandboxes and harness could have. (Letting it sleep until it is notified is no way out: some
+notifications are lost, and it then sleeps for five seconds.)"""
 
 
 def register() -> None:
-    """Make `BACKEND` known to vLLM's factory; calling it again does nothing."""
+    """Make `BACKEND` known to vLLM's factory, and set how processes wait; calling it again does nothing."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, "engine.inference.vllm_weights", "FileWeightEngine")
+    if PAUSE in os.environ:
+        _pause(float(os.environ[PAUSE]))
+
+
+def _pause(seconds: float) -> None:
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    shm_broadcast.sched_yield = partial(time.sleep, seconds)
