@@ -90,6 +90,22 @@ def _mini_batches_are_filled(config: Config) -> Iterator[ConfigError]:
         yield ConfigError("train.mini_batches", parts, problem, f"set it to at most {trajectories}")
 
 
+_WARM_START_JOBS = tuple(f"engine.run.jobs.{job}" for job in ("prepare.PrepareJob", "sft.SftJob", "train.TrainJob"))
+_POOLS_WITHOUT_WARM_START = ("engine.tasks.directory.HarborDirectory", "engine.tasks.release_pairs.ReleasePairs")
+
+
+def _warm_start_has_tasks(config: Config) -> Iterator[ConfigError]:
+    warm = _at(config, "model._target_") == "engine.train.warm_start.WarmStarted"
+    if not warm or _at(config, "job._target_") not in _WARM_START_JOBS:
+        return
+    pool = _at(config, "tasks._target_")
+    shares = [_at(config, f"tasks.{kind}.warm_start") for kind in ("real", "generated")]
+    if pool in _POOLS_WITHOUT_WARM_START or shares == [0, 0]:
+        problem = f"has no tasks for the warm start of model.name={_at(config, 'model.name')!r}"
+        way_out = "set model=tiny_qwen3_moe, whose weights are random, or take warm-start tasks from tasks=laptop"
+        yield ConfigError("tasks", pool, problem, way_out)
+
+
 RULES: tuple[Rule, ...] = (
     _group_has_spread,
     _every_harness_runs,
@@ -100,6 +116,7 @@ RULES: tuple[Rule, ...] = (
     _budget_fits_context,
     _turn_fits_budget,
     _mini_batches_are_filled,
+    _warm_start_has_tasks,
 )
 
 

@@ -55,6 +55,7 @@ def figures(runs: Sequence[Curves]) -> list[Figure]:
             ("alignment/pearson_r",),
             _R,
             tickformat=".7f",
+            autorangeoptions={"include": [0.9999, 1.000005]},
         ),
         _metric(
             runs, "gap", "Engine against trainer: largest gap", "|Δ log p|, nats", _GAPS, _GAP, type="log", **_POWERS

@@ -80,6 +80,7 @@ class Service:
                 stdout=log,
                 stderr=log,
                 env=environment(),
+                cwd=self._folder,  # conmon leaves an empty file `oom` in it when a command ran out of memory
                 start_new_session=True,
             )
         deadline = time.monotonic() + _START_S

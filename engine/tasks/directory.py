@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.contracts import Say
-from engine.core.errors import ConfigError
+from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.records import ImageSpec, Task
 from engine.tasks.harbor import read_task
 from engine.tasks.pool import check_names, image_spec, split_of
@@ -36,7 +36,10 @@ class HarborDirectory:
         return (image_spec(self.image),)
 
     async def prepare(self, say: Say) -> None:
-        """Nothing to build: the directories are the user's."""
+        """Nothing to build: the directories are the user's. Raises ConfigErrors where they are not there."""
+        problems = self.problems()
+        if problems:
+            raise ConfigErrors(problems)
         say(f"tasks: {len(self._folders())} in {self.path}")
 
     def load(self) -> tuple[Task, ...]:

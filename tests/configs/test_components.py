@@ -31,6 +31,8 @@ APART = {
     ("inference", "scripted"): ["job=prepare"],
     ("schedule", "paper"): ["job=show"],
     ("scale", "paper"): ["job=show"],
+    ("tasks", "harbor"): ["model=tiny_qwen3_moe"],
+    ("tasks", "release_pairs"): ["model=tiny_qwen3_moe"],
     ("schedule", "node"): ["job=show"],
     ("proxy", "paper"): ["model=qwen3_5_35b_a3b", "model.path=/models/qwen"],
 }

@@ -25,6 +25,7 @@ async def test_too_much_memory_kills_the_command_not_the_sandbox(sandbox: Contai
     assert result.oom_killed and result.exit_code != 0
     after = await shell(sandbox, "echo alive")
     assert after.stdout == b"alive\n" and not after.oom_killed
+    assert not Path("oom").exists(), "conmon's mark lies in the user's folder"
 
 
 async def test_a_fork_bomb_leaves_the_sandbox_in_hand(sandbox: ContainedSandbox) -> None:

@@ -71,6 +71,26 @@ CASES = {
         {"train.mini_batches": 9},
         ["train.mini_batches=9: more than the 8 trajectories of a step; set it to at most 8"],
     ),
+    "warm start from a pool without tasks for it": (
+        {
+            "model": {"_target_": "engine.train.warm_start.WarmStarted", "name": "warm"},
+            "tasks": {"_target_": "engine.tasks.directory.HarborDirectory"},
+        },
+        [
+            "tasks='engine.tasks.directory.HarborDirectory': has no tasks for the warm start of model.name='warm'; set "
+            "model=tiny_qwen3_moe, whose weights are random, or take warm-start tasks from tasks=laptop"
+        ],
+    ),
+    "warm start from a pool that was told to hold none for it": (
+        {
+            "model": {"_target_": "engine.train.warm_start.WarmStarted", "name": "warm"},
+            "tasks": {"_target_": "Pool", "real": {"warm_start": 0}, "generated": {"warm_start": 0}},
+        },
+        [
+            "tasks='Pool': has no tasks for the warm start of model.name='warm'; set "
+            "model=tiny_qwen3_moe, whose weights are random, or take warm-start tasks from tasks=laptop"
+        ],
+    ),
     "several": (
         {"train.mini_batches": 9, "proxy.max_tokens_per_turn": 601},
         [
@@ -106,6 +126,7 @@ def test_rule(case: str) -> None:
         {"proxy": {}, "model": {}, "train": {}},
         {"proxy": {"top_p": 1.0}},
         {"proxy": {"top_p": 0.9}, "job": {"_target_": "other.Job"}},
+        {"model": {"_target_": "engine.train.warm_start.WarmStarted"}, "tasks": {"_target_": "another.package.Pool"}},
     ],
 )
 def test_what_works_together_passes(changes: dict[str, Any]) -> None:

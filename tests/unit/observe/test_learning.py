@@ -142,6 +142,14 @@ def test_every_figure_is_one_that_plotly_takes(tmp_path: Path) -> None:
         Figure(data=json.loads(text), layout={"yaxis": {"title": {"text": figure["y_title"]}, **figure["y_axis"]}})
 
 
+def test_agreement_is_a_flat_line_and_not_its_last_digits(tmp_path: Path) -> None:
+    """Without a span of its own the axis would label every tick 1.0000000."""
+    run = a_run(tmp_path, TEN, metrics={"alignment/pearson_r": [1.0 - step * 1e-12 for step in range(10)]})
+    lowest, highest = drawn(page([read_curves(run)]))["correlation"]["y_axis"]["autorangeoptions"]["include"]
+    assert lowest == 0.9999
+    assert highest >= 1
+
+
 def test_runs_stand_beside_each_other(tmp_path: Path) -> None:
     run = a_run(tmp_path / "real", TEN, metrics=METRICS)
     placebo = a_run(tmp_path / "placebo", [{"a": [0.0], "b": [1.0]}] * 3, metrics={"train/entropy": [1.0, 1.0, 1.0]})

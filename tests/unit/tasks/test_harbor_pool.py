@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pytest
 from calc_task import write_calc
 
+from engine.core.errors import ConfigErrors
 from engine.tasks.directory import HarborDirectory
 
 IMAGE = {"name": "calc", "suite": "bookworm", "packages": ["python3"], "pip": []}
@@ -28,6 +30,11 @@ def test_a_folder_without_tasks_is_a_problem(tmp_path: Path) -> None:
     assert (problem.key, problem.value) == ("tasks.path", str(tmp_path))
     (problem,) = pool(tmp_path / "none").problems()
     assert "not a folder" in problem.problem
+
+
+async def test_a_missing_folder_ends_a_prepare_before_anything_is_built(tmp_path: Path) -> None:
+    with pytest.raises(ConfigErrors, match="is not a folder"):
+        await pool(tmp_path / "none").prepare(print)
 
 
 def test_an_unknown_held_out_name_is_a_problem(tmp_path: Path) -> None:
