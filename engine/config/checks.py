@@ -90,6 +90,13 @@ def _mini_batches_are_filled(config: Config) -> Iterator[ConfigError]:
         yield ConfigError("train.mini_batches", parts, problem, f"set it to at most {trajectories}")
 
 
+def _goals_leave_room(config: Config) -> Iterator[ConfigError]:
+    low, high = _at(config, "job.goals.solve_low"), _at(config, "job.goals.solve_high")
+    if low is not None and high is not None and low > high:
+        problem = f"more than job.goals.solve_high={high}, so no policy could meet both"
+        yield ConfigError("job.goals.solve_low", low, problem, f"set it to at most {high}")
+
+
 RULES: tuple[Rule, ...] = (
     _group_has_spread,
     _every_harness_runs,
@@ -100,6 +107,7 @@ RULES: tuple[Rule, ...] = (
     _budget_fits_context,
     _turn_fits_budget,
     _mini_batches_are_filled,
+    _goals_leave_room,
 )
 
 

@@ -6,11 +6,14 @@ Refuses archives with links, special files or paths that leave the archive's one
 """
 
 import asyncio
+import contextlib
 import hashlib
+import os
+import signal
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -79,24 +82,35 @@ async def _download(batch: list[Sdist]) -> None:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--no-binary", ",".join(sdist.package for sdist in batch), "--require-hashes"]
         command += ["--dest", folder, "--requirement", str(requirements)]
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        try:
-            output, _ = await process.communicate()
-        except BaseException:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-            raise
-        if process.returncode != 0:
-            last = next((line for line in reversed(output.decode(errors="replace").splitlines()) if line.strip()), "")
+        code, output = await _run(command, folder)
+        if code != 0:
+            last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
             names = " ".join(f"{sdist.package}=={sdist.version}" for sdist in batch)
             raise RunError(
                 f"pip could not download the sdists of {names}: {last}; check `pip download` on this machine"
             )
         for sdist in batch:
             _keep(Path(folder) / sdist.file, sdist)
+
+
+async def _run(command: Sequence[str], scratch: str) -> tuple[int | None, str]:
+    """Exit code and output. Cancelled, it leaves neither pip's own children (it builds metadata) nor its scratch."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "TMPDIR": scratch},
+        start_new_session=True,
+    )
+    try:
+        output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await asyncio.shield(process.wait())
+    return process.returncode, output.decode(errors="replace")
 
 
 def _keep(fetched: Path, sdist: Sdist) -> None:

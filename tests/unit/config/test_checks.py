@@ -53,6 +53,13 @@ CASES = {
             "vocabulary; set proxy.top_p=1.0 and lower proxy.temperature instead"
         ],
     ),
+    "goals": (
+        {"job": {"goals": {"solve_low": 0.6, "solve_high": 0.5}}},
+        [
+            "job.goals.solve_low=0.6: more than job.goals.solve_high=0.5, so no policy could meet both; "
+            "set it to at most 0.5"
+        ],
+    ),
     "context": (
         {"model.max_context": 999},
         [
