@@ -97,6 +97,27 @@ def _goals_leave_room(config: Config) -> Iterator[ConfigError]:
         yield ConfigError("job.goals.solve_low", low, problem, f"set it to at most {high}")
 
 
+def _pool_has_what_the_job_takes(config: Config) -> Iterator[ConfigError]:
+    """Told before the pool is made, which takes minutes."""
+    job, schedule = _at(config, "job._target_"), config["schedule"]
+    wanted = {"warm_start": 0, "train": 0}
+    if _at(config, "model._target_") == "engine.train.warm_start.WarmStarted" and job in _MAKE_A_WARM_START:
+        wanted["warm_start"] = 1
+    if job == "engine.run.jobs.sft.SftJob":
+        wanted["train"] = 1
+    if job == "engine.run.jobs.train.TrainJob":
+        wanted["train"] = schedule["prompts_per_step"] if schedule.get("drop_last") else 1
+    for split, number in wanted.items():
+        real, generated = _at(config, f"tasks.real.{split}"), _at(config, f"tasks.generated.{split}")
+        if real is not None and generated is not None and real + generated < number:
+            problem = f"with tasks.generated.{split}={generated} fewer tasks than the {number} that this job takes"
+            way_out = f"set it to at least {number - generated}"
+            yield ConfigError(f"tasks.real.{split}", real, problem, way_out)
+
+
+_MAKE_A_WARM_START = frozenset(f"engine.run.jobs.{name}" for name in ("prepare.PrepareJob", "sft.SftJob"))
+
+
 RULES: tuple[Rule, ...] = (
     _group_has_spread,
     _every_harness_runs,
@@ -108,6 +129,7 @@ RULES: tuple[Rule, ...] = (
     _turn_fits_budget,
     _mini_batches_are_filled,
     _goals_leave_room,
+    _pool_has_what_the_job_takes,
 )
 
 

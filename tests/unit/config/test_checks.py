@@ -60,6 +60,37 @@ CASES = {
             "set it to at most 0.5"
         ],
     ),
+    "a warm start of nothing": (
+        {
+            "job": {"_target_": "engine.run.jobs.prepare.PrepareJob"},
+            "model": {"_target_": "engine.train.warm_start.WarmStarted"},
+            "tasks": {name: {"warm_start": 0, "train": 0, "validation": 1} for name in ("real", "generated")},
+        },
+        [
+            "tasks.real.warm_start=0: with tasks.generated.warm_start=0 fewer tasks than the 1 that this job takes; "
+            "set it to at least 1"
+        ],
+    ),
+    "no training tasks to try": (
+        {
+            "job": {"_target_": "engine.run.jobs.sft.SftJob"},
+            "tasks": {name: {"warm_start": 1, "train": 0, "validation": 1} for name in ("real", "generated")},
+        },
+        [
+            "tasks.real.train=0: with tasks.generated.train=0 fewer tasks than the 1 that this job takes; "
+            "set it to at least 1"
+        ],
+    ),
+    "a batch that is never full": (
+        {
+            "schedule.drop_last": True,
+            "tasks": {name: {"warm_start": 1, "train": 1, "validation": 1} for name in ("real", "generated")},
+        },
+        [
+            "tasks.real.train=1: with tasks.generated.train=1 fewer tasks than the 4 that this job takes; "
+            "set it to at least 3"
+        ],
+    ),
     "context": (
         {"model.max_context": 999},
         [
