@@ -15,12 +15,14 @@ import tarfile
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from engine.core.contracts import Say
 from engine.core.errors import PatchError, RunError
 from engine.core.patch import safe_path
 from engine.core.paths import cache_dir
+from engine.core.together import side_by_side
 
 _MAX_BYTES = 64 << 20
 """Unpacked size beyond which an archive is refused."""
@@ -46,20 +48,12 @@ class Sdist:
 async def fetch(sdists: Iterable[Sdist], say: Say) -> None:
     """Bring what is not in the cache. Raises RunError with pip's own words."""
     missing = [sdist for sdist in dict.fromkeys(sdists) if not sdist.path.is_file()]
-    turns = asyncio.Semaphore(_AT_ONCE)
 
     async def one(batch: list[Sdist]) -> None:
-        async with turns:
-            say(f"sdists: fetching {', '.join(f'{item.package} {item.version}' for item in batch)}")
-            await _download(batch)
+        say(f"sdists: fetching {', '.join(f'{item.package} {item.version}' for item in batch)}")
+        await _download(batch)
 
-    running = [asyncio.create_task(one(batch)) for batch in _batches(missing)]
-    try:
-        await asyncio.gather(*running)
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+    await side_by_side([partial(one, batch) for batch in _batches(missing)], _AT_ONCE)
 
 
 def _batches(sdists: list[Sdist]) -> list[list[Sdist]]:
