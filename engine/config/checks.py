@@ -90,7 +90,8 @@ def _mini_batches_are_filled(config: Config) -> Iterator[ConfigError]:
         yield ConfigError("train.mini_batches", parts, problem, f"set it to at most {trajectories}")
 
 
-_WARM_START_JOBS = tuple(f"engine.run.jobs.{job}" for job in ("prepare.PrepareJob", "sft.SftJob", "train.TrainJob"))
+_MAKE_A_WARM_START = frozenset(f"engine.run.jobs.{name}" for name in ("prepare.PrepareJob", "sft.SftJob"))
+_WARM_START_JOBS = _MAKE_A_WARM_START | {"engine.run.jobs.train.TrainJob"}
 _POOLS_WITHOUT_WARM_START = ("engine.tasks.directory.HarborDirectory", "engine.tasks.release_pairs.ReleasePairs")
 
 
@@ -99,11 +100,35 @@ def _warm_start_has_tasks(config: Config) -> Iterator[ConfigError]:
     if not warm or _at(config, "job._target_") not in _WARM_START_JOBS:
         return
     pool = _at(config, "tasks._target_")
-    shares = [_at(config, f"tasks.{kind}.warm_start") for kind in ("real", "generated")]
-    if pool in _POOLS_WITHOUT_WARM_START or shares == [0, 0]:
+    if pool in _POOLS_WITHOUT_WARM_START:
         problem = f"has no tasks for the warm start of model.name={_at(config, 'model.name')!r}"
         way_out = "set model=tiny_qwen3_moe, whose weights are random, or take warm-start tasks from tasks=laptop"
         yield ConfigError("tasks", pool, problem, way_out)
+
+
+def _goals_leave_room(config: Config) -> Iterator[ConfigError]:
+    low, high = _at(config, "job.goals.solve_low"), _at(config, "job.goals.solve_high")
+    if low is not None and high is not None and low > high:
+        problem = f"more than job.goals.solve_high={high}, so no policy could meet both"
+        yield ConfigError("job.goals.solve_low", low, problem, f"set it to at most {high}")
+
+
+def _pool_has_what_the_job_takes(config: Config) -> Iterator[ConfigError]:
+    """Told before the pool is made, which takes minutes."""
+    job, schedule = _at(config, "job._target_"), config["schedule"]
+    wanted = {"warm_start": 0, "train": 0}
+    if _at(config, "model._target_") == "engine.train.warm_start.WarmStarted" and job in _MAKE_A_WARM_START:
+        wanted["warm_start"] = 1
+    if job == "engine.run.jobs.sft.SftJob":
+        wanted["train"] = 1
+    if job == "engine.run.jobs.train.TrainJob":
+        wanted["train"] = schedule["prompts_per_step"] if schedule.get("drop_last") else 1
+    for split, number in wanted.items():
+        real, generated = _at(config, f"tasks.real.{split}"), _at(config, f"tasks.generated.{split}")
+        if real is not None and generated is not None and real + generated < number:
+            problem = f"with tasks.generated.{split}={generated} fewer tasks than the {number} that this job takes"
+            way_out = f"set it to at least {number - generated}"
+            yield ConfigError(f"tasks.real.{split}", real, problem, way_out)
 
 
 RULES: tuple[Rule, ...] = (
@@ -117,6 +142,8 @@ RULES: tuple[Rule, ...] = (
     _turn_fits_budget,
     _mini_batches_are_filled,
     _warm_start_has_tasks,
+    _goals_leave_room,
+    _pool_has_what_the_job_takes,
 )
 
 

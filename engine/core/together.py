@@ -1,4 +1,7 @@
-"""Several jobs at once, as one: the first failure ends the others and is raised; nothing outlives a cancellation."""
+"""Several jobs at once, as one: the first failure ends the others and is raised; nothing outlives a cancellation.
+
+Each job is cancelled once: a second time would interrupt its tidying up.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,5 +23,6 @@ async def side_by_side(jobs: Sequence[Callable[[], Awaitable[_Answer]]], width: 
         return list(await asyncio.gather(*running))
     finally:
         for task in running:
-            task.cancel()
+            if not task.cancelling():  # `gather`, when cancelled, has told all of them, and waits for the first alone
+                task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -11,10 +11,11 @@ It refuses answers that do not fit together.
 import asyncio
 import importlib.util
 import json
+import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from engine.inference.answers import generation, prompt_logprobs
 from engine.inference.gate import Gate
 from engine.inference.probe import WeightProbe
 from engine.inference.process import ServerProcess, port_taken
-from engine.inference.vllm_plugin import BACKEND
+from engine.inference.vllm_plugin import BACKEND, LONGEST_S, PAUSE, read_pause
 from engine.inference.weight_file import Shapes, check_same, checkpoint_shapes
 
 if TYPE_CHECKING:
@@ -118,7 +119,19 @@ class VllmServer:
             if name.replace("_", "-").removeprefix("no-") in _OWN_ARGUMENTS:
                 way = "remove it; model, scale and the other inference keys decide it"
                 errors.append(ConfigError(f"inference.arguments.{name}", self.arguments[name], "set already", way))
-        return errors
+        return [*errors, *self._pause_problems()]
+
+    def _pause_problems(self) -> Iterator[ConfigError]:
+        """Told before the start: a process of vLLM that cannot read it dies without naming the key."""
+        pause = self.environment.get(PAUSE, os.environ.get(PAUSE))
+        try:
+            if pause is not None:
+                read_pause(pause)
+        except ValueError:
+            key = f"inference.environment.{PAUSE}"
+            key = key if PAUSE in self.environment else f"{PAUSE} (environment variable)"
+            way = f"give seconds from 0 to {LONGEST_S:g}, for example 0.0002"
+            yield ConfigError(key, pause, "is no such number", way)
 
     async def prepare(self, say: Say) -> None:
         """Nothing is built. Raises ConfigError when something is missing."""

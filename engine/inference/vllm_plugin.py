@@ -17,6 +17,9 @@ vLLM's own way, which only yields, so that a worker takes a whole core for a sec
 two, that is half of what sandboxes and harness could have. (Letting it sleep until it is notified is no way out: some
 notifications are lost, and it then sleeps for five seconds.)"""
 
+LONGEST_S = 1.0
+"""A longer pause would hold up every token for seconds."""
+
 
 def register() -> None:
     """Make `BACKEND` known to vLLM's factory, and set how processes wait; calling it again does nothing."""
@@ -25,7 +28,18 @@ def register() -> None:
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, "engine.inference.vllm_weights", "FileWeightEngine")
     if PAUSE in os.environ:
-        _pause(float(os.environ[PAUSE]))
+        _pause(read_pause(os.environ[PAUSE]))
+
+
+def read_pause(text: str) -> float:
+    """The setting in seconds. Raises ValueError, in words for a person."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds <= LONGEST_S:  # NaN fails too
+        raise ValueError(f"{PAUSE}={text!r} is no number of seconds from 0 to {LONGEST_S:g}")
+    return seconds
 
 
 def _pause(seconds: float) -> None:

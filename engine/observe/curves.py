@@ -81,7 +81,7 @@ def read_curves(layout: Layout) -> Curves:
     return Curves(
         name=layout.root.resolve().name,
         phase=str(state.get("phase", "")),
-        planned=int(state.get("steps", 0)),
+        planned=state.get("steps", 0),
         wall_s=float(state.get("wall_s", 0.0)),
         steps=steps,
         rewards=tuple(_rewards(reader, record.step, "train") for record in steps),
@@ -98,9 +98,11 @@ def _rewards(reader: Reader, step: int, split: Split) -> Rewards:
 
 
 def is_run(root: Path) -> bool:
-    """Whether a run was ever started in a folder."""
+    """Whether a run was ever started in a folder; other programs name a file `config.yaml` too."""
     layout = Layout(root=root)
-    return layout.config.is_file() or layout.state.is_file()
+    if layout.state.is_file():
+        return True
+    return layout.config.is_file() and b"\nconfiguration_hash:" in layout.config.read_bytes()
 
 
 def check_runs(key: str, roots: Sequence[Path]) -> None:
@@ -112,7 +114,7 @@ def check_runs(key: str, roots: Sequence[Path]) -> None:
                 key, str(root), "there is no such folder", "name a run's folder (the last line it prints)"
             )
         if not is_run(root):
-            problem = "this folder holds no run (neither config.yaml nor state.json)"
+            problem = "this folder holds no run (neither state.json nor a run's config.yaml)"
             raise ConfigError(key, str(root), problem, "name a run's folder (the last line it prints)")
         if root.resolve() in seen:
             raise ConfigError(key, str(root), "named twice", "name each run once")

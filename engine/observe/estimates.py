@@ -1,8 +1,8 @@
 """Means of rewards with 95 % intervals, from trials grouped by task. Deterministic.
 
 Trials of one task resemble each other, so the interval is a bootstrap over tasks (each drawn whole, with all its
-trials; 2,000 resamples, percentiles). Where that tells nothing (one task, or all rewards equal) it is Wilson's binomial
-interval over the trials, for rewards within 0 and 1.
+trials; 2,000 resamples, percentiles). Where that tells nothing (one task, or tasks whose means are all equal) it is
+Wilson's binomial interval over the trials, for rewards within 0 and 1.
 """
 
 import math
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 RESAMPLES = 2000
 METHOD = (
-    "95 % interval: bootstrap over tasks (2,000 resamples); Wilson's binomial where there is one task or all rewards "
-    "are equal"
+    "95 % interval: bootstrap over tasks (2,000 resamples); Wilson's binomial where there is one task or all tasks "
+    "have the same mean"
 )
 
 Rewards = Mapping[str, Sequence[float]]
@@ -53,12 +53,11 @@ def estimate(rewards: Rewards) -> Estimate | None:
     if not len(sums):
         return None
     mean = float(sums.sum() / counts.sum())
-    values = [value for some in rewards.values() for value in some]
-    if len(sums) > 1 and min(values) < max(values):
-        low, high = _bootstrap(sums, counts)
-    else:
-        low, high = wilson(mean, len(values))
-    return Estimate(mean=mean, low=low, high=high, trials=len(values), tasks=len(sums))
+    trials = int(counts.sum())
+    # One task too; compared without a division, which would round equal means apart.
+    equal = all(sums * counts[0] == sums[0] * counts)
+    low, high = wilson(mean, trials) if equal else _bootstrap(sums, counts)
+    return Estimate(mean=mean, low=low, high=high, trials=trials, tasks=len(sums))
 
 
 def change(first: Rewards, last: Rewards) -> Change | None:

@@ -6,8 +6,9 @@ script stands in the page once; the page forbids its browser every request. Writ
 
 import html
 import json
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from string import Template
@@ -54,9 +55,11 @@ def page(runs: Sequence[Curves]) -> str:
 def _summary(run: Curves) -> str:
     if not run.steps:
         return "No step is finished yet."
-    if run.learned is None:
-        return "One step is finished; there is nothing to compare it with yet."
     first, last = run.windows
+    if not first:
+        return "One step is finished; there is nothing to compare it with yet."
+    if run.learned is None:
+        return f"No trial of the first {first} or of the last {last} steps was kept: there is nothing to compare."
     return f"{signed(run.learned)}: mean reward, last {last} of {len(run.steps)} steps minus first {first}"
 
 
@@ -84,15 +87,27 @@ def _all_metrics(run: Curves) -> str:
 
 
 def _script(value: Any) -> str:
-    """JSON that can stand inside a script element."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    """JSON that can stand inside a script element; a number that JSON does not know (inf) is a gap in its curve."""
+    text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def told_apart(runs: Sequence[Curves], layouts: Sequence[Layout]) -> list[Curves]:
-    """Runs of one name carry their parent's folder too."""
-    names = [run.name for run in runs]
-    return [
-        run if names.count(run.name) == 1 else replace(run, name=f"{layout.root.resolve().parent.name}/{run.name}")
-        for run, layout in zip(runs, layouts, strict=True)
-    ]
+    """Runs of one name carry as many of the folders above as tell them apart."""
+    places = [layout.root.resolve().parts for layout in layouts]
+    return [replace(run, name=_shortest(place, places)) for run, place in zip(runs, places, strict=True)]
+
+
+def _shortest(place: tuple[str, ...], places: Sequence[tuple[str, ...]]) -> str:
+    for length in range(1, len(place)):
+        if sum(other[-length:] == place[-length:] for other in places) == 1:
+            return "/".join(place[-length:])
+    return str(Path(*place))

@@ -26,26 +26,28 @@ class Goals:
 
 
 def gate(scored: Sequence[Scored], goals: Goals) -> dict[str, object]:
-    """The report: figures over kept trials, each with its goal and whether it is met."""
+    """The report: figures over kept trials, each with its goal and whether it is met; None where nothing was measured
+    (no kept trial, no tool that was offered)."""
     kept = [one for one in scored if not one.trajectory.termination.excluded and one.verdict is not None]
     outcomes = [_outcome(one) for one in kept]
-    count = max(1, len(kept))
-    valid = trial_metrics(kept).get("calls/valid", 0.0)
-    junk = outcomes.count("junk") / count
-    solve = sum(one.verdict.resolved for one in kept if one.verdict is not None) / count
+    valid = trial_metrics(kept).get("calls/valid")
+    junk = outcomes.count("junk") / len(kept) if kept else None
+    solve = sum(one.verdict.resolved for one in kept if one.verdict is not None) / len(kept) if kept else None
     low, high = goals.solve
     return {
         "trials": len(kept),
         "excluded": len(scored) - len(kept),
-        "valid_calls": _figure(valid, f">= {goals.valid_calls}", valid >= goals.valid_calls),
-        "junk": _figure(junk, f"<= {goals.junk}", junk <= goals.junk),
-        "solve": _figure(solve, f"{low} to {high}", low <= solve <= high),
+        "valid_calls": _figure(valid, f">= {goals.valid_calls}", (goals.valid_calls, 1.0)),
+        "junk": _figure(junk, f"<= {goals.junk}", (0.0, goals.junk)),
+        "solve": _figure(solve, f"{low} to {high}", (low, high)),
         "outcomes": {name: outcomes.count(name) for name in ("right", "wrong", "junk")},
     }
 
 
-def _figure(value: float, goal: str, met: bool) -> dict[str, object]:
-    return {"value": round(value, 4), "goal": goal, "met": met}
+def _figure(value: float | None, goal: str, bounds: tuple[float, float]) -> dict[str, object]:
+    if value is None:
+        return {"value": None, "goal": goal, "met": False}
+    return {"value": round(value, 4), "goal": goal, "met": bounds[0] <= value <= bounds[1]}
 
 
 def gate_lines(report: Mapping[str, object]) -> list[str]:
@@ -55,7 +57,9 @@ def gate_lines(report: Mapping[str, object]) -> list[str]:
         figure = report[name]
         assert isinstance(figure, dict)
         met = "met" if figure["met"] else "NOT met (the run may still learn)"
-        lines.append(f"gate: {name} {figure['value']:.3f}, goal {figure['goal']}: {met}")
+        value = figure["value"]
+        shown = f"{value:.3f}, goal {figure['goal']}: {met}" if value is not None else "not measured"
+        lines.append(f"gate: {name} {shown}")
     return lines
 
 

@@ -204,7 +204,12 @@ class _Builder:
         """A plain folder of pure-Python packages."""
         target = str(self._folder)
         command = [sys.executable, "-m", "pip", "install", "--no-compile", "--target", target, *self._spec.pip]
-        await self._run(command, self._host() | pip_settings.QUIET, _pip_phase)
+        scratch = self._folder.with_name(f"{self._folder.name}-pip")  # in pip's own place it would outlive a killed pip
+        scratch.mkdir()
+        try:
+            await self._run(command, self._host() | pip_settings.QUIET | {"TMPDIR": str(scratch)}, _pip_phase)
+        finally:
+            await asyncio.shield(asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True))
         compiled = sorted(path.name for path in self._folder.rglob("*.so*"))
         if compiled:
             raise SandboxError(

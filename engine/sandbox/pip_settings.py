@@ -11,6 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from engine.sandbox.processes import end
+
 QUIET = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_ROOT_USER_ACTION": "ignore"}
 _CARRIED = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout", "retries")
 _SECTIONS = ("global", "install", ":env:")
@@ -46,8 +48,12 @@ async def _configured() -> dict[str, str]:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
     )
-    output, _ = await process.communicate()
+    try:
+        output, _ = await process.communicate()
+    finally:
+        await end(process)
     settings: dict[str, tuple[int, str]] = {}
     for line in output.decode(errors="replace").splitlines():
         key, equals, literal = line.partition("=")

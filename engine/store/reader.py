@@ -58,7 +58,8 @@ class Reader:
         for path in sorted(self.layout.trials(step, split).glob("*.parquet")):
             with _whole(path, _RESTORE), pq.ParquetFile(path) as file:  # half of what `read_table` takes
                 row = file.read(columns=columns and list(columns)).to_pylist()[0]
-            yield row
+                asked = {name: row[name] for name in columns or row}  # `read` leaves out in silence what is not there
+            yield asked
 
     def trial(self, step: int, trial: Trial) -> Scored | None:
         """A finished trial as records, or None when it is not (or no longer wholly) there."""

@@ -32,7 +32,8 @@ def read_state(layout: Layout) -> dict[str, Any] | None:
     """The contents of `state.json`; None before the first start. Raises RunError when it is damaged."""
     try:
         state: dict[str, Any] = json.loads(layout.state.read_text())
-        return {"phase": str(state["phase"]), **state} | {name: float(state[name]) for name in ("started_s", "wall_s")}
+        numbers = {name: float(state[name]) for name in ("started_s", "wall_s")} | {"steps": int(state.get("steps", 0))}
+        return {"phase": str(state["phase"]), **state} | numbers
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:

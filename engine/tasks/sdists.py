@@ -6,18 +6,23 @@ Refuses archives with links, special files or paths that leave the archive's one
 """
 
 import asyncio
+import contextlib
 import hashlib
+import os
+import signal
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from engine.core.contracts import Say
 from engine.core.errors import PatchError, RunError
 from engine.core.patch import safe_path
 from engine.core.paths import cache_dir
+from engine.core.together import side_by_side
 
 _MAX_BYTES = 64 << 20
 """Unpacked size beyond which an archive is refused."""
@@ -43,20 +48,12 @@ class Sdist:
 async def fetch(sdists: Iterable[Sdist], say: Say) -> None:
     """Bring what is not in the cache. Raises RunError with pip's own words."""
     missing = [sdist for sdist in dict.fromkeys(sdists) if not sdist.path.is_file()]
-    turns = asyncio.Semaphore(_AT_ONCE)
 
     async def one(batch: list[Sdist]) -> None:
-        async with turns:
-            say(f"sdists: fetching {', '.join(f'{item.package} {item.version}' for item in batch)}")
-            await _download(batch)
+        say(f"sdists: fetching {', '.join(f'{item.package} {item.version}' for item in batch)}")
+        await _download(batch)
 
-    running = [asyncio.create_task(one(batch)) for batch in _batches(missing)]
-    try:
-        await asyncio.gather(*running)
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+    await side_by_side([partial(one, batch) for batch in _batches(missing)], _AT_ONCE)
 
 
 def _batches(sdists: list[Sdist]) -> list[list[Sdist]]:
@@ -79,24 +76,35 @@ async def _download(batch: list[Sdist]) -> None:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--no-binary", ",".join(sdist.package for sdist in batch), "--require-hashes"]
         command += ["--dest", folder, "--requirement", str(requirements)]
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        try:
-            output, _ = await process.communicate()
-        except BaseException:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-            raise
-        if process.returncode != 0:
-            last = next((line for line in reversed(output.decode(errors="replace").splitlines()) if line.strip()), "")
+        code, output = await _run(command, folder)
+        if code != 0:
+            last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
             names = " ".join(f"{sdist.package}=={sdist.version}" for sdist in batch)
             raise RunError(
                 f"pip could not download the sdists of {names}: {last}; check `pip download` on this machine"
             )
         for sdist in batch:
             _keep(Path(folder) / sdist.file, sdist)
+
+
+async def _run(command: Sequence[str], scratch: str) -> tuple[int | None, str]:
+    """Exit code and output. Cancelled, it leaves neither pip's own children (it builds metadata) nor its scratch."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "TMPDIR": scratch},
+        start_new_session=True,
+    )
+    try:
+        output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await asyncio.shield(process.wait())
+    return process.returncode, output.decode(errors="replace")
 
 
 def _keep(fetched: Path, sdist: Sdist) -> None:

@@ -34,6 +34,14 @@ def test_all_runs_the_newest_first_unless_one_is_meant(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[0].split() == ["old", "new"]
 
 
+def test_a_link_to_a_run_beside_it_is_the_same_run(tmp_path: Path) -> None:
+    a_run(tmp_path / "runs" / "one", STEPS)
+    (tmp_path / "runs" / "latest").symlink_to("one")
+    done = engine(tmp_path, "job=report")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].split() == ["one"]
+
+
 def test_no_run_is_a_bad_configuration(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     for overrides, problem in (

@@ -39,10 +39,14 @@ class PrepareJob:
         return 0
 
 
-async def _fetch_and_build(built: Built, images: ImageStore, progress: ProgressView) -> None:
+async def _fetch_and_build(built: Built, images: DebianImageStore, progress: ProgressView) -> None:
     """What the tasks need from elsewhere, and the images, which wait on the network half of the time."""
     jobs: dict[str, Callable[[], Awaitable[object]]] = {"tasks": partial(built.tasks.prepare, progress.say)}
-    for key, spec in images_needed(built).items():
+    needed = images_needed(built)
+    problems = images.problems(tuple(needed.values()))
+    if problems:
+        raise ConfigErrors(problems)
+    for key, spec in needed.items():
         jobs[f"image of {key}"] = partial(images.build, spec, progress.say)
     left = list(jobs)
 

@@ -48,8 +48,9 @@ class ReportJob:
 def _all_runs(own: Path) -> list[Path]:
     """This configuration's run first, or else the newest; then all others beside it that finished a step, newest first.
 
-    Runs that were set aside (`run.fresh`) are left out."""
-    found = [folder for folder in own.parent.glob("*") if "~" not in folder.name and is_run(folder)]
+    Runs that were set aside (`run.fresh`) are left out, and links to runs that are there themselves."""
+    folders = {folder.resolve(): folder for folder in sorted(own.parent.glob("*"), key=Path.is_symlink, reverse=True)}
+    found = [folder for folder in folders.values() if "~" not in folder.name and is_run(folder)]
     stepped = [folder for folder in found if any(Layout(root=folder).steps.glob("step=*.parquet"))]
     if not stepped:
         problem = f"no run under {own.parent} has finished a step"

@@ -46,6 +46,7 @@ class SftJob:
             raise ConfigError("model", built.model.info().name, "is not a model that is warm-started", way_out)
         images = DebianImageStore()
         check_machine(built, images, model=False)
+        trials = self._trials(built)
         observer: Observer = built.observe
         with open_directory(built) as layout:
             observer.start(layout)
@@ -53,7 +54,7 @@ class SftJob:
                 observer.phase("making the warm start", 0, 0, "")
                 await warm_start.make(built, images, observer.say)
                 check_machine(built, images)
-                scored = await self._try(built, images, layout)
+                scored = await self._try(built, images, layout, trials)
             finally:
                 observer.stop()
             report = {"model": str(built.model.info().path), **gate(scored, self.goals)}
@@ -63,12 +64,14 @@ class SftJob:
             print(layout.root / "reports/warm_start.json")
         return 0
 
-    async def _try(self, built: Built, images: DebianImageStore, layout: Layout) -> list[Scored]:
-        """Trials at the run's own sampling, kept apart from the run's."""
-        trials = self._trials(built)
+    async def _try(
+        self, built: Built, images: DebianImageStore, layout: Layout, trials: Sequence[Trial]
+    ) -> list[Scored]:
+        """Trials at the run's own sampling, kept apart from the run's, and from those of another checkpoint: one folder
+        may see several, by a `run.name` that is used again or by another version of this program."""
         observer: Observer = built.observe
-        place = Layout(root=layout.root / "gate")
-        place.root.mkdir(exist_ok=True)
+        place = Layout(root=layout.root / "gate" / f"{built.model.info().path.name}-{built.hash}")
+        place.root.mkdir(parents=True, exist_ok=True)
         done: list[Scored] = []
 
         async with open_workbench(built, place, images, lambda what: observer.phase(what, 0, 0, "")) as bench:
@@ -82,8 +85,11 @@ class SftJob:
             return await rollout.run(0, trials, show, lambda scored: observer.say(scored.trajectory.reason))
 
     def _trials(self, built: Built) -> Sequence[Trial]:
-        """Training tasks in a drawn order, round and round, and the harnesses in turn."""
+        """Training tasks in a drawn order, round and round, and the harnesses in turn. Raises ConfigError."""
         tasks = sorted((task for task in built.tasks.load() if task.split == "train"), key=lambda task: task.id)
+        if not tasks:
+            way_out = "choose a pool that has some (tasks=laptop)"
+            raise ConfigError("tasks", built.config["tasks"]["_target_"], "has no training task to try", way_out)
         random.Random(derived_seed(built.seed, "gate")).shuffle(tasks)  # noqa: S311
         names: list[Any] = sorted(built.harnesses)
         return [

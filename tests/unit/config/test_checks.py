@@ -53,6 +53,44 @@ CASES = {
             "vocabulary; set proxy.top_p=1.0 and lower proxy.temperature instead"
         ],
     ),
+    "goals": (
+        {"job": {"goals": {"solve_low": 0.6, "solve_high": 0.5}}},
+        [
+            "job.goals.solve_low=0.6: more than job.goals.solve_high=0.5, so no policy could meet both; "
+            "set it to at most 0.5"
+        ],
+    ),
+    "a warm start of nothing": (
+        {
+            "job": {"_target_": "engine.run.jobs.prepare.PrepareJob"},
+            "model": {"_target_": "engine.train.warm_start.WarmStarted"},
+            "tasks": {name: {"warm_start": 0, "train": 0, "validation": 1} for name in ("real", "generated")},
+        },
+        [
+            "tasks.real.warm_start=0: with tasks.generated.warm_start=0 fewer tasks than the 1 that this job takes; "
+            "set it to at least 1"
+        ],
+    ),
+    "no training tasks to try": (
+        {
+            "job": {"_target_": "engine.run.jobs.sft.SftJob"},
+            "tasks": {name: {"warm_start": 1, "train": 0, "validation": 1} for name in ("real", "generated")},
+        },
+        [
+            "tasks.real.train=0: with tasks.generated.train=0 fewer tasks than the 1 that this job takes; "
+            "set it to at least 1"
+        ],
+    ),
+    "a batch that is never full": (
+        {
+            "schedule.drop_last": True,
+            "tasks": {name: {"warm_start": 1, "train": 1, "validation": 1} for name in ("real", "generated")},
+        },
+        [
+            "tasks.real.train=1: with tasks.generated.train=1 fewer tasks than the 4 that this job takes; "
+            "set it to at least 3"
+        ],
+    ),
     "context": (
         {"model.max_context": 999},
         [
@@ -78,16 +116,6 @@ CASES = {
         },
         [
             "tasks='engine.tasks.directory.HarborDirectory': has no tasks for the warm start of model.name='warm'; set "
-            "model=tiny_qwen3_moe, whose weights are random, or take warm-start tasks from tasks=laptop"
-        ],
-    ),
-    "warm start from a pool that was told to hold none for it": (
-        {
-            "model": {"_target_": "engine.train.warm_start.WarmStarted", "name": "warm"},
-            "tasks": {"_target_": "Pool", "real": {"warm_start": 0}, "generated": {"warm_start": 0}},
-        },
-        [
-            "tasks='Pool': has no tasks for the warm start of model.name='warm'; set "
             "model=tiny_qwen3_moe, whose weights are random, or take warm-start tasks from tasks=laptop"
         ],
     ),

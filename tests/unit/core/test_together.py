@@ -39,3 +39,28 @@ async def test_the_first_failure_ends_the_others_and_is_what_is_raised() -> None
     with pytest.raises(ValueError, match="this one"):
         await side_by_side([waits, fails], 2)
     assert ended == ["waits"]
+
+
+async def test_jobs_that_tidy_up_are_not_cancelled_again() -> None:
+    """One is through at once; the other still removes what it made."""
+    tidied: list[str] = []
+    begun = asyncio.Event()
+
+    async def quick() -> None:
+        await asyncio.Event().wait()
+
+    async def slow() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(5):
+                await asyncio.sleep(0.001)
+            tidied.append("slow")
+
+    work = asyncio.create_task(side_by_side([quick, slow], 2))
+    await begun.wait()
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert tidied == ["slow"]

@@ -17,6 +17,7 @@ from engine.core.errors import AlignmentError, InferenceError, RunError, WeightS
 from engine.core.records import Generation, ModelInfo
 from engine.inference.probe import WeightProbe
 from engine.inference.vllm_http import VllmServer
+from engine.inference.vllm_plugin import PAUSE
 from engine.inference.weight_file import check_same, checkpoint_shapes, read_shapes
 
 FAKE = Path(__file__).parents[2] / "fixtures/fake_vllm.py"
@@ -243,6 +244,19 @@ def test_problems_name_key_value_and_way_out() -> None:
         f"inference.arguments.no-enforce-eager=True: {already}",
     ]
     assert made().problems() == []
+
+
+@pytest.mark.parametrize("pause", ["soon", "", "-1", "nan", "2"])
+def test_a_pause_that_vllm_could_not_take_is_named_before_the_start(
+    pause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = f"{pause!r}: is no such number; give seconds from 0 to 1, for example 0.0002"
+    (error,) = made(environment={PAUSE: pause}).problems()
+    assert str(error) == f"inference.environment.{PAUSE}={wrong}"
+    monkeypatch.setenv(PAUSE, pause)
+    (error,) = made().problems()
+    assert str(error) == f"{PAUSE} (environment variable)={wrong}"
+    assert made(environment={PAUSE: "0.0002"}).problems() == []
 
 
 def test_a_missing_vllm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,14 @@ def test_one_task_or_equal_rewards_get_wilsons_interval() -> None:
     assert (equal.low, equal.high) == wilson(0.0, 20)
 
 
+def test_tasks_of_one_mean_are_no_certainty() -> None:
+    """Whichever tasks are drawn, the mean is the same: that says nothing about how sure it is."""
+    for third in ([1.0, 0.0, 0.0], [1.0, 0.0, 0.0] * 7):
+        found = estimate({"a": [0.0, 0.0, 1.0], "b": third})
+        assert found is not None
+        assert (found.low, found.high) == wilson(found.mean, found.trials)
+
+
 def test_tasks_are_drawn_whole() -> None:
     """Trials that agree within their task are worth little more than one trial a task."""
     agreeing = estimate({f"t{i}": [float(i % 2)] * 16 for i in range(16)})

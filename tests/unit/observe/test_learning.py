@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from learning_pieces import a_run
 
@@ -170,6 +172,23 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     layouts = [a_run(tmp_path / folder / "run", TEN[:1]) for folder in ("x", "y")]
     named = told_apart([read_curves(layout) for layout in layouts], layouts)
     assert [run.name for run in named] == ["x/run", "y/run"]
+    layouts += [a_run(tmp_path / folder, TEN[:1]) for folder in ("z/x/run", "other")]
+    named = told_apart([read_curves(layout) for layout in layouts], layouts)
+    assert [run.name for run in named] == [f"{tmp_path.name}/x/run", "y/run", "z/x/run", "other"]
+
+
+def test_a_number_that_is_not_finite_is_a_gap_in_its_curve(tmp_path: Path) -> None:
+    layout = a_run(tmp_path / "r", TEN[:2], metrics={"loss/kl": [1e-4, float("inf")]})
+    write_report(layout)
+    text = layout.learning.read_text()
+    assert drawn(text)["kl"]["traces"][0]["y"] == [1e-4, None]
+    assert "<td>inf</td>" in text
+
+
+def test_steps_without_a_kept_trial_are_not_compared(tmp_path: Path) -> None:
+    layout = a_run(tmp_path / "r", [{"a": [None]}, {"a": [1.0]}, {"a": [0.0]}])
+    write_report(layout)
+    assert "No trial of the first 1 or of the last 2 steps was kept" in layout.learning.read_text()
 
 
 @pytest.mark.parametrize("steps", [0, 1])
@@ -246,3 +265,23 @@ def test_folders_that_hold_no_run_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=problem) as found:
             check_runs("job.runs", folders)
         assert str(folders[1]) in str(found.value)
+
+
+def test_another_programs_configuration_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("repos: []\n")
+    with pytest.raises(ConfigError, match="this folder holds no run"):
+        check_runs("job.runs", [tmp_path])
+    (tmp_path / "config.yaml").write_text("configuration: {}\nconfiguration_hash: 0123\n")
+    check_runs("job.runs", [tmp_path])
+
+
+def test_a_damaged_number_of_steps_and_a_trial_without_its_columns_are_named(tmp_path: Path) -> None:
+    layout = a_run(tmp_path / "r", TEN[:1])
+    foreign = layout.trials(0, "train") / "x.parquet"
+    pq.write_table(pa.table({"task": ["a"]}), foreign)
+    with pytest.raises(RunError, match=r"x.parquet is damaged \(KeyError: 'reward'\)"):
+        read_curves(layout)
+    foreign.unlink()
+    layout.state.write_text(json.dumps(json.loads(layout.state.read_text()) | {"steps": "many"}))
+    with pytest.raises(RunError, match=r"state.json is damaged"):
+        read_curves(layout)

@@ -105,6 +105,13 @@ def test_the_gate_tells_right_wrong_and_junk_by_the_patch(broken: Task) -> None:
     assert any("junk 0.600" in line and "NOT met" in line for line in gate_lines(report))
 
 
+def test_the_gate_says_what_was_not_measured() -> None:
+    report: Any = gate([], GOALS)
+    for name in ("valid_calls", "junk", "solve"):
+        assert (report[name]["value"], report[name]["met"]) == (None, False)
+        assert f"gate: {name} not measured" in gate_lines(report)
+
+
 def test_another_player_makes_another_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the solver's own code decides is in the fingerprint: a cached checkpoint is not another recipe's."""
     bound: list[str] = []

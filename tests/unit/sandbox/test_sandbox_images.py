@@ -82,8 +82,11 @@ async def test_a_cancelled_build_leaves_nothing_and_can_be_repeated(
     store, begun = DebianImageStore(), asyncio.Event()
     spec = packages(wheel(tmp_path))
 
-    async def hang(*_: object, **__: object) -> tuple[int, str]:
+    async def hang(*_: object, environment: dict[str, str], **__: object) -> tuple[int, str]:
         begun.set()
+        scratch = Path(environment["TMPDIR"])  # pip is killed: what it unpacked is not left to the machine's /tmp
+        assert scratch.parent == store.path(spec).parent
+        (scratch / "pip-unpack").mkdir()
         await asyncio.sleep(3600)
         raise AssertionError
 

@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import io
+import os
+import signal
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -172,3 +174,50 @@ def test_a_download_that_fails_says_what_and_why(tmp_path: Path, monkeypatch: py
         asyncio.run(fetch([missing], print))
     assert not missing.path.exists()
     assert [path.name for path in missing.path.parents[1].iterdir()] == []
+
+
+PIP = """
+import os, subprocess, sys, tempfile
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, tempfile.mkdtemp(), sep="\\n", file=open(os.environ["TOLD"] + "~", "w"), flush=True)
+os.rename(os.environ["TOLD"] + "~", os.environ["TOLD"])
+child.wait()
+"""
+
+
+async def test_a_cancelled_download_leaves_no_child_of_pips_and_nothing_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip builds an archive's metadata in processes of its own."""
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip/__init__.py").touch()
+    (tmp_path / "pip/__main__.py").write_text(PIP)
+    told = tmp_path / "told"
+    for name, value in {"LEGO_RL_CACHE": tmp_path / "cache", "PYTHONPATH": tmp_path, "TOLD": told}.items():
+        monkeypatch.setenv(name, str(value))
+    sdist = Sdist(package="p", version="1", file="p-1.tar.gz", sha256="0" * 64)
+    fetching = asyncio.create_task(fetch([sdist], print))
+    while not told.exists():
+        assert not fetching.done(), await fetching
+        await asyncio.sleep(0.02)
+    child, scratch = told.read_text().splitlines()
+    fetching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetching
+    await _gone(int(child))
+    assert not Path(scratch).exists()
+    assert list((tmp_path / "cache/sdists").iterdir()) == []
+
+
+async def _gone(pid: int) -> None:
+    """A killed process may wait for whoever adopted it; then it runs no more."""
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return
+        if state == "Z":
+            return
+        await asyncio.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    raise AssertionError(f"process {pid} is still there")

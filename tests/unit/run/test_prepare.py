@@ -1,0 +1,40 @@
+"""`job=prepare`: what is told before anything is fetched or built."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.core.errors import ConfigErrors
+from engine.core.records import ImageSpec
+from engine.observe.progress import PlainProgress
+from engine.run.jobs.prepare import _fetch_and_build
+from engine.sandbox import images
+from engine.sandbox.images import DebianImageStore
+
+PLAIN = ImageSpec(name="plain", suite=None, packages=(), pip=())
+ROOTS = [ImageSpec(name=name, suite="bookworm", packages=(), pip=()) for name in ("one", "two")]
+
+
+async def test_all_that_keeps_images_from_being_built_is_told_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEGO_RL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(images, "_host_path", lambda: "/no/such/folder")
+    fetched: list[object] = []
+
+    async def prepare(say: object) -> None:
+        fetched.append(say)
+
+    built: Any = SimpleNamespace(
+        tasks=SimpleNamespace(images=lambda: tuple(ROOTS), prepare=prepare),
+        verify=SimpleNamespace(toolchain=lambda: PLAIN),
+        harnesses={},
+    )
+    with (tmp_path / "progress").open("w") as stream, pytest.raises(ConfigErrors) as caught:
+        await _fetch_and_build(built, DebianImageStore(), PlainProgress(stream, 8.0))
+    told = str(caught.value)
+    assert [told.count(f"image {spec.name}='bookworm': debootstrap is not installed") for spec in ROOTS] == [1, 1]
+    assert not fetched
+    assert not (tmp_path / "cache").exists()
