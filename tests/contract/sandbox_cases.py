@@ -1,5 +1,6 @@
 """What the sandbox suites share: one configuration, one image, and looking at the machine from outside."""
 
+import os
 import socket
 import subprocess
 import textwrap
@@ -67,7 +68,8 @@ async def python(sandbox: ContainedSandbox, script: str) -> str:
 def traces(name: str) -> list[str]:
     """Mounts, control groups and containers of a sandbox whose room is named so."""
     found = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f"/{name}" in line]
-    found += [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/lego-rl/{name}*")]
+    for folder, names, _ in os.walk("/sys/fs/cgroup"):  # a glob fails when another run's group goes meanwhile
+        found += [f"{folder}/{group}" for group in names if folder.endswith("/lego-rl") and group.startswith(name)]
     if not make_runtime("podman").problems():
         arguments = [*podman_command(), "ps", "--all", "--noheading", "--format", "{{.Names}}"]
         names = subprocess.run(arguments, env=podman_environment(), capture_output=True, text=True, check=True)
