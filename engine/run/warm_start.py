@@ -46,8 +46,8 @@ _TURN = 1 << 14
 _SAY_EVERY = 20
 _HEARD = 2
 """Times that the tokeniser hears each issue: a line that is heard once is no word."""
-_AROUND = 8
-"""Lines on each side of a faulty one that are heard with it."""
+_AROUND = 4
+"""Lines on each side of a faulty one that are heard with it: as many as an editor shows of what it changed."""
 
 
 @dataclass(frozen=True, kw_only=True)

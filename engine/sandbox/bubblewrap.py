@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from engine.core.errors import SandboxError
+from engine.core.processes import end
 from engine.core.records import SandboxSpec
 from engine.sandbox.cgroups import Cgroup, Limits
 from engine.sandbox.inside import ContainedSandbox, Parts, in_thread
 from engine.sandbox.local import LocalRuntime, Settings
-from engine.sandbox.processes import end
 from engine.sandbox.rooms import Record, Room, Storage, dismantle
 from engine.sandbox.tools import find
 

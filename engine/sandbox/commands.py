@@ -15,9 +15,9 @@ from asyncio.subprocess import Process
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from engine.core.processes import end
 from engine.sandbox import enter
 from engine.sandbox.cgroups import CommandGroup
-from engine.sandbox.processes import end
 
 _PATIENCE_S = 30.0
 

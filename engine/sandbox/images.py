@@ -25,9 +25,9 @@ from pathlib import Path
 from engine.core.contracts import Say
 from engine.core.errors import ConfigError, SandboxError
 from engine.core.paths import cache_dir
+from engine.core.processes import run_checked, run_logged
 from engine.core.records import ImageSpec
 from engine.sandbox import pip_settings
-from engine.sandbox.processes import run_checked, run_logged
 
 FORMAT = 1
 """Raise it when the builder makes something else from the same specification."""
@@ -286,7 +286,7 @@ async def _mirror() -> str:
     code, text = await run_checked(["apt-get", "indextargets", fields, "Created-By: Packages"])
     if code != 0:
         return ""
-    for line in text.split(" / "):
+    for line in text.splitlines():
         origin, _, rest = line.partition(" ")
         component, _, uri = rest.partition(" ")
         if origin == "Debian" and component == "main" and "security" not in uri and uri.startswith("http"):

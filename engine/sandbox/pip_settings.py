@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from engine.sandbox.processes import end
+from engine.core.processes import end
 
 QUIET = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_ROOT_USER_ACTION": "ignore"}
 _CARRIED = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout", "retries")

@@ -20,7 +20,7 @@ from typing import Any
 
 from engine.core.errors import SandboxError
 from engine.core.paths import cache_dir
-from engine.sandbox.processes import end
+from engine.core.processes import end
 
 _START_S = 30.0
 _CALL_S = 120

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.core.errors import HarnessError, SandboxError
+from engine.core.processes import end
 from engine.core.records import Mount, WarmStart
 from engine.sandbox import enter, seccomp, warm_server
 from engine.sandbox.capture import Capture
 from engine.sandbox.commands import Forked, memory_file
 from engine.sandbox.files import parts
-from engine.sandbox.processes import end
 from engine.sandbox.tools import find
 
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SETPCAP", "CAP_SETUID", "CAP_SETGID")

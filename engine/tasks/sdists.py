@@ -5,15 +5,12 @@ from whatever index this machine's pip is configured for; pip itself checks each
 Refuses archives with links, special files or paths that leave the archive's one top folder.
 """
 
-import asyncio
-import contextlib
 import hashlib
 import os
-import signal
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -22,6 +19,7 @@ from engine.core.contracts import Say
 from engine.core.errors import PatchError, RunError
 from engine.core.patch import safe_path
 from engine.core.paths import cache_dir
+from engine.core.processes import run_checked
 from engine.core.together import side_by_side
 
 _MAX_BYTES = 64 << 20
@@ -76,7 +74,8 @@ async def _download(batch: list[Sdist]) -> None:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--no-binary", ",".join(sdist.package for sdist in batch), "--require-hashes"]
         command += ["--dest", folder, "--requirement", str(requirements)]
-        code, output = await _run(command, folder)
+        # Also its scratch: pip that is killed leaves what it unpacked.
+        code, output = await run_checked(command, environment={**os.environ, "TMPDIR": folder})
         if code != 0:
             last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
             names = " ".join(f"{sdist.package}=={sdist.version}" for sdist in batch)
@@ -85,26 +84,6 @@ async def _download(batch: list[Sdist]) -> None:
             )
         for sdist in batch:
             _keep(Path(folder) / sdist.file, sdist)
-
-
-async def _run(command: Sequence[str], scratch: str) -> tuple[int | None, str]:
-    """Exit code and output. Cancelled, it leaves neither pip's own children (it builds metadata) nor its scratch."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "TMPDIR": scratch},
-        start_new_session=True,
-    )
-    try:
-        output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await asyncio.shield(process.wait())
-    return process.returncode, output.decode(errors="replace")
 
 
 def _keep(fetched: Path, sdist: Sdist) -> None:

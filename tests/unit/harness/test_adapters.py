@@ -117,23 +117,9 @@ def test_the_runtime_shows_the_agent_no_fix_of_a_task(make: Any) -> None:
             assert Version(pinned[pair.package]) <= Version(pair.base.version), pair.name
 
 
-@pytest.mark.parametrize(
-    "harness",
-    [
-        pytest.param(
-            make_openhands,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="the runtime has cachetools 7.2.1, which shows the right lines of the laptop pool's cachetools"
-                " tasks; leaving the package out of the pool makes a new one",
-            ),
-        ),
-        make_mini_swe_agent,
-    ],
-)
-def test_the_runtime_shows_the_agent_no_right_line_of_the_laptop_pool(harness: Any) -> None:
+def test_the_runtime_shows_the_agent_no_right_line_of_the_laptop_pool(make: Any) -> None:
     """A line that was made wrong in one copy of a module is right in every other copy."""
-    pinned = {line.lower().partition("==")[0] for line in harness().runtime().pip}
+    pinned = {line.lower().partition("==")[0] for line in make().runtime().pip}
     assert not pinned & {package.sdist.package for package in known_packages()}
 
 

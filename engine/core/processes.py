@@ -43,19 +43,22 @@ async def run_logged(
         await end(process)
 
 
-async def run_checked(command: Sequence[str], *, cwd: Path | None = None) -> tuple[int, str]:
-    """Run a short host command; returns (exit code, its output in one line)."""
+async def run_checked(
+    command: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Run a short host command, with this process's environment by default; returns (exit code, its output)."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         cwd=cwd,
+        env=None if environment is None else dict(environment),
         start_new_session=True,
     )
     try:
         output, _ = await process.communicate()
-        return process.returncode or 0, " / ".join(output.decode(errors="replace").split("\n")).strip(" /")
+        return process.returncode or 0, output.decode(errors="replace")
     finally:
         await end(process)
 
