@@ -102,6 +102,7 @@ class VllmServer:
         self._shapes: Shapes = {}
         self._version = 0
         self._broken = ""
+        self._behind = 0
 
     # ---------------------------------------------------------------- before the start
 
@@ -162,6 +163,14 @@ class VllmServer:
         except BaseException:
             await self.stop()
             raise
+
+    async def restart(self) -> None:
+        """As the contract says. Generations that were in flight fail; none goes on in the new process."""
+        if self._model is None or self._server is None:
+            raise RunError("vLLM was never started, so it cannot be started again")
+        self._behind = self._version or self._behind
+        await self.stop()
+        await self.start(self._model, self._server.log.parent)
 
     async def stop(self) -> None:
         client, self._client = self._client, None
@@ -270,6 +279,8 @@ class VllmServer:
             raise InferenceError("vLLM is not running: start it first")
         if self._broken:
             raise InferenceError(f"vLLM's weights are undefined since an update failed: {self._broken}")
+        if self._behind:
+            raise InferenceError(f"vLLM was started again and has no weights of version {self._behind} yet")
         return self._model
 
     async def _sample(self, ids: "NDArray[np.int32]", parameters: Mapping[str, Any], session: str) -> Mapping[str, Any]:
@@ -285,6 +296,7 @@ class VllmServer:
             }
         )
         for attempt in range(_ATTEMPTS):
+            self._serving()  # another process may have taken the place of the one that broke off
             try:
                 response = await self._post("/inference/v1/generate", body, self.request_timeout_s)
                 break
@@ -306,7 +318,8 @@ class VllmServer:
 
         Raises WeightSyncError when the file does not fit the served model, RunError when the server fails; after the
         latter the engine refuses to sample, since the weights are undefined."""
-        self._serving()
+        if self._client is None or self._broken:
+            raise InferenceError(self.failure() or "vLLM is not running: start it first")
         await asyncio.to_thread(check_same, weights, self._shapes)
         async with self._gate.exclusive():
             self._broken = f"version {version} was not loaded to its end"
@@ -318,7 +331,7 @@ class VllmServer:
             if answer.get("success") is not True:
                 raise WeightSyncError(f"vLLM did not drop its prefix cache after loading version {version}")
             await self._control("/resume")
-            self._version, self._broken = version, ""
+            self._version, self._broken, self._behind = version, "", 0
 
     async def _control(self, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """One call of vLLM's control endpoints. Raises RunError."""

@@ -31,12 +31,12 @@ from engine.inference.scripted import ScriptedEngine
 from engine.proxy.app import LlmProxy
 from engine.run import demonstrations
 from engine.run.demonstrations import read_repairs, row, script
+from engine.run.drain import Drain
+from engine.run.keeper import EngineKeeper
 from engine.run.plan import derived_seed
 from engine.run.rollout import Rollout
 from engine.run.trial import Workshop
 from engine.store.layout import Layout
-from engine.store.reader import Reader
-from engine.store.writer import Writer
 from engine.tokens.load import load_renderer
 from engine.tokens.tokenizer import CheckpointTokenizer
 
@@ -142,7 +142,7 @@ async def _demonstrate(
         await proxy.start(blank, engine)
         await built.sandbox.start(images, f"warm-start-{built.hash}")
         shop = Workshop.of(built, images, proxy, folder / "scratch")
-        rollout = Rollout(shop, engine, built.schedule, Reader(layout), Writer(layout))
+        rollout = Rollout(shop, EngineKeeper(engine, 0, say), built.schedule, layout, Drain())
         scored = await rollout.run(0, trials, show, again)
     finally:
         await proxy.stop()

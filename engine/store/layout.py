@@ -81,6 +81,14 @@ class Layout:
         """Files that only a live run needs: weights on their way, staged trees."""
         return self.root / "scratch"
 
+    @property
+    def ledgers(self) -> Path:
+        """One file per step: what became of each trial."""
+        return self.root / "ledger"
+
+    def ledger(self, step: int) -> Path:
+        return self.ledgers / f"step={step:06d}.jsonl"
+
     def step(self, step: int) -> Path:
         return self.steps / f"step={step:06d}.parquet"
 
