@@ -14,8 +14,8 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ import orjson
 from engine.core.contracts import Say
 from engine.core.errors import ConfigError, InferenceError, RunError, WeightSyncError
 from engine.core.records import Generation, ModelInfo
+from engine.core.temporary import temporary_folder
 from engine.inference.answers import generation, prompt_logprobs
 from engine.inference.gate import Gate
 from engine.inference.probe import WeightProbe
@@ -96,6 +97,7 @@ class VllmServer:
         self.environment = environment
         self._gate = Gate()
         self._server: ServerProcess | None = None
+        self._folder = ExitStack()
         self._socket: Path | None = None
         self._client: httpx.AsyncClient | None = None
         self._model: ModelInfo | None = None
@@ -150,7 +152,7 @@ class VllmServer:
         if self.port is not None and port_taken(self.port):
             raise self._taken(self.port)
         # A socket's path may have 107 bytes at most, so it does not lie in the run's directory.
-        self._socket = Path(tempfile.mkdtemp(prefix="lego-rl-")) / "vllm" if self.port is None else None
+        self._socket = self._folder.enter_context(temporary_folder("vllm")) / "vllm" if self.port is None else None
         self._server = ServerProcess("vLLM", self._command(model), self._variables(), directory / "vllm.log")
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.max_concurrency)
         transport = httpx.AsyncHTTPTransport(limits=limits, uds=str(self._socket) if self._socket else None)
@@ -180,8 +182,7 @@ class VllmServer:
         finally:
             if self._server is not None:
                 await self._server.stop()
-            if self._socket is not None:
-                shutil.rmtree(self._socket.parent, ignore_errors=True)
+            self._folder.close()
 
     def _taken(self, port: int) -> ConfigError:
         way = "choose another port, or null for a private Unix socket"

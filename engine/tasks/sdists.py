@@ -9,7 +9,6 @@ import hashlib
 import os
 import sys
 import tarfile
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from engine.core.errors import PatchError, RunError
 from engine.core.patch import safe_path
 from engine.core.paths import cache_dir
 from engine.core.processes import run_checked
+from engine.core.temporary import temporary_folder
 from engine.core.together import side_by_side
 
 _MAX_BYTES = 64 << 20
@@ -66,16 +66,14 @@ def _batches(sdists: list[Sdist]) -> list[list[Sdist]]:
 
 
 async def _download(batch: list[Sdist]) -> None:
-    root = cache_dir() / "sdists"
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as folder:
-        requirements = Path(folder) / "requirements.txt"
+    with temporary_folder("fetch", cache_dir() / "sdists") as folder:
+        requirements = folder / "requirements.txt"
         requirements.write_text("".join(f"{s.package}=={s.version} --hash=sha256:{s.sha256}\n" for s in batch))
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--no-binary", ",".join(sdist.package for sdist in batch), "--require-hashes"]
-        command += ["--dest", folder, "--requirement", str(requirements)]
+        command += ["--dest", str(folder), "--requirement", str(requirements)]
         # Also its scratch: pip that is killed leaves what it unpacked.
-        code, output = await run_checked(command, environment={**os.environ, "TMPDIR": folder})
+        code, output = await run_checked(command, environment={**os.environ, "TMPDIR": str(folder)})
         if code != 0:
             last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
             names = " ".join(f"{sdist.package}=={sdist.version}" for sdist in batch)
@@ -83,7 +81,7 @@ async def _download(batch: list[Sdist]) -> None:
                 f"pip could not download the sdists of {names}: {last}; check `pip download` on this machine"
             )
         for sdist in batch:
-            _keep(Path(folder) / sdist.file, sdist)
+            _keep(folder / sdist.file, sdist)
 
 
 def _keep(fetched: Path, sdist: Sdist) -> None:
