@@ -155,6 +155,7 @@ class _Loop:
         held_out = await self._validation(step + 1)
         metrics |= held_out
         record = self._optimiser.record(step, metrics)
+        self._state.update("checkpoint")
         self._writer.step(record)
         self._show(f"{title} checkpoint")
         await self._optimiser.checkpoint(step + 1)
