@@ -120,7 +120,7 @@ class Rollout:
             self.ledger.move(step, [name], "pending")
             state = "pending"
         if found is None and state != "pending":
-            why = "the process that ran it died" if state == "running" else "its file is gone"
+            why = "the process that ran it died" if state == "running" else "its file, or its routing, is gone"
             self.ledger.move(step, [name], "pending", why)
         elif found is not None and state in ("pending", "running"):
             if state == "pending":

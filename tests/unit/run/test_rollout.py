@@ -224,7 +224,7 @@ async def test_a_trial_whose_file_was_deleted_is_sampled_again(bench: Bench) -> 
     bench.layout.trial(0, "train", a_trial(0).key).unlink()
     await bench.run(0)
     assert bench.ran == ["e0-t00-s0-a0"] * 2
-    assert "its file is gone" in bench.layout.ledger(0).read_text()
+    assert "its file, or its routing, is gone" in bench.layout.ledger(0).read_text()
 
 
 async def test_a_defect_passes_through_as_itself(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
