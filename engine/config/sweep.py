@@ -63,7 +63,7 @@ def check_sweep(overrides: Sequence[str], tree: Tree, program: Program) -> Sweep
     _refuse_repeated(lines)
     own = [line for line in lines if not line.is_hydra_override()]
     points = _points(own)
-    _raise_problems({name: _problems(name, job, tree, program) for name, job in points.items()}, points)
+    _raise_problems({name: _problems(name, job, tree, program) for name, job in points.items()})
     return Sweep(
         overrides={str(line.input_line): _as_sweep(line) for line in own},
         record=program.begin_sweep() if points else None,
@@ -101,8 +101,8 @@ def _problems(name: str, job: Sequence[str], tree: Tree, program: Program) -> li
     return found
 
 
-def _raise_problems(found: Mapping[str, Sequence[ConfigError]], points: Mapping[str, Sequence[str]]) -> None:
-    """Each problem once. One that is some points' alone, and of a key that none of them sets, says which points."""
+def _raise_problems(found: Mapping[str, Sequence[ConfigError]]) -> None:
+    """Each problem once. One that is some points' alone, and of a key that is not swept, says which points."""
     where: dict[str, list[str]] = {}
     errors: dict[str, ConfigError] = {}
     for name, several in found.items():
@@ -111,8 +111,8 @@ def _raise_problems(found: Mapping[str, Sequence[ConfigError]], points: Mapping[
             errors[str(error)] = error
     told = []
     for text, error in errors.items():
-        own = any(error.key == line.lstrip("+~").partition("=")[0] for name in where[text] for line in points[name])
-        if len(where[text]) < len(points) and not own:
+        swept = f" {error.key}=" in f" {where[text][0]}"
+        if len(where[text]) < len(found) and not swept:
             problem = f"{error.problem} (in {', '.join(where[text])})"
             error = ConfigError(error.key, error.value, problem, error.way_out)
         told.append(error)

@@ -131,9 +131,7 @@ def test_a_sweep_s_record_lies_where_a_person_wants_it(tree: Tree, elsewhere: Pa
 
 def test_a_record_that_cannot_be_written_is_one_line(tree: Tree, elsewhere: Path) -> None:
     (elsewhere / "here").write_text("")
-    with pytest.raises(
-        ConfigError, match=r"^run\.root='\S*here\S*.*': the sweep's record cannot be written \("
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"^run\.root=.*: the sweep's record cannot be written \(Not a") as caught:
         run_command(["-m", "seed=1,2"], Recorder(), tree)
     assert len(str(caught.value).splitlines()) == 1
 
