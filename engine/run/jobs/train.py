@@ -15,7 +15,8 @@ import yaml
 
 from engine.config.built import Built
 from engine.config.bundle import describe, fingerprint
-from engine.core.errors import LegoError, RunError
+from engine.core.contracts import DoubtedPool
+from engine.core.errors import ConfigErrors, LegoError, RunError
 from engine.core.records import Scored, Trial
 from engine.observe.learning import write_report
 from engine.observe.observer import Observer
@@ -55,6 +56,9 @@ class TrainJob:
         """Raises ConfigError for what keeps the run from starting."""
         check_machine(built, images)
         tasks = built.tasks.load()
+        doubts = built.tasks.doubts(tasks) if isinstance(built.tasks, DoubtedPool) else ()
+        if doubts:
+            raise ConfigErrors(doubts)
         plan = Plan(
             run=built.directory.name,
             seed=built.seed,
