@@ -18,7 +18,8 @@ from engine.config.assemble import assemble
 from engine.config.command import run_command
 from engine.config.composed import Composed
 from engine.core.contracts import DrainableJob
-from engine.core.errors import ConfigError, Interrupted, LegoError
+from engine.core.errors import Interrupted, LegoError
+from engine.run.sweep import Runner
 
 INTERRUPTED = 130
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -31,8 +32,8 @@ def main(arguments: Sequence[str]) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
     try:
-        return run_command(arguments, execute)
-    except ConfigError as error:
+        return run_command(arguments, Runner(execute))
+    except LegoError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

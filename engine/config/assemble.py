@@ -10,12 +10,17 @@ from engine.config.checks import check_run
 from engine.config.composed import Composed
 from engine.config.schemas import load_registry
 from engine.config.validate import validate
+from engine.config.written import explained
+from engine.core.errors import ConfigErrors
 
 
 def assemble(composed: Composed) -> Built:
     """Raises ConfigErrors with one line a problem."""
     config, registry = composed.config, load_registry()
-    validate(composed, registry)
+    try:
+        validate(composed, registry)
+    except ConfigErrors as errors:
+        raise explained(composed, errors) from errors
     check_run(config)
     objects = build(config, registry)
     run = objects.pop("run")
@@ -24,7 +29,10 @@ def assemble(composed: Composed) -> Built:
         hash=configuration_hash(config),
         directory=run_directory(config),
         command_line=composed.command_line,
+        interpolated=composed.interpolated,
+        written=composed.written,
         origins=composed.origins,
         fresh=run["fresh"],
+        other_data=run["other_data"],
         **objects,
     )

@@ -6,8 +6,9 @@ Invariant: nothing in here has been started; constructors only store what the co
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from engine.config.composed import Written
 from engine.core.contracts import (
     Algorithm,
     Harness,
@@ -31,6 +32,15 @@ class Job(Protocol):
         ...
 
 
+@runtime_checkable
+class RunJob(Job, Protocol):
+    """A job whose work is a run: it lies in the run's directory, and the same command again goes on with it."""
+
+    def check(self, run: "Built") -> None:
+        """Raise ConfigError for what keeps it from starting, within seconds and without starting anything."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Built:
     """A validated configuration and the objects it describes."""
@@ -43,11 +53,17 @@ class Built:
     """The run directory; not yet made."""
     command_line: tuple[str, ...]
     """The overrides as given."""
+    interpolated: Mapping[str, str]
+    """Dotted key → the interpolation that its value came from."""
+    written: Written | None
+    """The run that is run again (`from=RUN`)."""
     origins: Callable[[], Mapping[str, str]]
     """Dotted key → file or command line that set it; worked out when it is asked for."""
     seed: int
     fresh: bool
     """Whether an existing run directory is set aside instead of resumed."""
+    other_data: bool
+    """Whether a run is run again although its tasks or its checkpoint are others here."""
     experiment: str
     scale: str
     job: Job

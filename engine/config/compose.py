@@ -47,10 +47,11 @@ def initialised(tree: Tree) -> Iterator[ConfigLoader]:
     singleton.clear()
     try:
         with initialize_config_dir(str(tree.configs), version_base=HYDRA_VERSION_BASE, job_name="engine"):
-            if tree.extra is not None:
-                path = f"file://{tree.extra.absolute()}"
+            if tree.extra:
                 search = copy.deepcopy(singleton.config_loader().get_search_path())
-                search.prepend(provider="command-line", path=path, anchor=SearchPathQuery(provider="schema"))
+                for folder in tree.extra:
+                    path = f"file://{folder.absolute()}"
+                    search.prepend(provider="command-line", path=path, anchor=SearchPathQuery(provider="schema"))
                 singleton.clear()
                 Hydra.create_main_hydra2("engine", search)
             yield singleton.config_loader()
@@ -79,14 +80,16 @@ def finish(config: DictConfig, with_hydra: DictConfig, tree: Tree) -> Composed:
 
     def origins() -> dict[str, str]:
         with initialised(tree) as loader:
-            return trace(with_hydra, config, loader)
+            return trace(with_hydra, config, loader, tree.written)
 
+    again = (f"from={tree.written.given}",) if tree.written else ()
     return Composed(
         config={str(key): value for key, value in resolved.items()},
-        command_line=command_line(with_hydra),
+        command_line=(*again, *command_line(with_hydra)),
         origins=origins,
         interpolated=interpolated,
         unresolved=unresolved,
+        written=tree.written,
     )
 
 

@@ -12,12 +12,17 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from engine.config.composed import WRITTEN, Written
+from engine.config.schemas import CONFIG_NAME
+
 Origins = Mapping[str, str]
 COMMAND_LINE = "command line"
 
 
-def trace(with_hydra: DictConfig, config: DictConfig, loader: ConfigLoader) -> dict[str, str]:
-    """Dotted leaf key → `sandbox/bubblewrap.yaml (scale=laptop)`, `command line`, `… → ${interpolation}`."""
+def trace(with_hydra: DictConfig, config: DictConfig, loader: ConfigLoader, written: Written | None) -> dict[str, str]:
+    """Dotted leaf key → `sandbox/bubblewrap.yaml (scale=laptop)`, `command line`, `… → ${interpolation}`.
+
+    What a run wrote comes from its `config.yaml`."""
     hydra = with_hydra.hydra
     overrides = list(command_line(with_hydra))
     defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN)
@@ -29,10 +34,12 @@ def trace(with_hydra: DictConfig, config: DictConfig, loader: ConfigLoader) -> d
         path = str(default.config_path)
         if path.startswith("hydra/"):
             continue
-        group = path.rpartition("/")[0]
+        group, _, option = path.rpartition("/")
         by = chosen.get(group)
         origin = f"{path}.yaml"
-        if by is not None:
+        if written and (path == CONFIG_NAME or option == WRITTEN):
+            origin = str(written.path)
+        elif by is not None:
             origin += f" ({_chooser(by.containing_config_path)})"
         for key in _file_keys(folders, path, default.package or ""):
             origins[key] = origin

@@ -17,6 +17,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from engine.config.composed import Written
 from engine.core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,8 +37,10 @@ class Tree:
     """Holds `run.yaml` and one folder a group."""
     schemas: Path
     """Holds `run.json` and one folder a group."""
-    extra: Path | None = None
-    """A person's own folder of options, searched too (`--config-dir`)."""
+    extra: tuple[Path, ...] = ()
+    """Folders that are searched after `configs`: a person's own options (`--config-dir`)."""
+    written: Written | None = None
+    """The run whose configuration `configs` holds; `extra` then begins with this project's own."""
 
 
 TREE = Tree(configs=ROOT / "configs", schemas=ROOT / "schemas")

@@ -270,6 +270,15 @@ class AuditedPool(Protocol):
         ...
 
 
+@runtime_checkable
+class DoubtedPool(AuditedPool, Protocol):
+    """An audited pool whose tasks stand before they are tried: they can be loaded, but not yet trained on."""
+
+    def doubts(self, tasks: Sequence[Task]) -> Sequence[ConfigError]:
+        """What keeps loaded tasks from being trained on: the audit refused them, or did not try them yet."""
+        ...
+
+
 class Defense(Protocol):
     """One defence: it acts in one or more phases of a trial, fails closed, and says what it did."""
 

@@ -6,15 +6,14 @@ configuration (a `run.name` that is used again): its trials and weights are not 
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from engine.config.built import Built
-from engine.config.bundle import decisive
+from engine.config.bundle import decisive, differences
 from engine.core.errors import ConfigError
 from engine.store.claim import claim
 from engine.store.layout import Layout
@@ -39,6 +38,12 @@ def open_directory(built: Built) -> Iterator[Layout]:
         _check_same(built, layout)
         shutil.rmtree(layout.scratch, ignore_errors=True)  # of a process that was killed
         yield layout
+
+
+def check_directory(built: Built) -> None:
+    """Raise ConfigError where the run's directory holds another configuration; touches nothing."""
+    if not built.fresh:
+        _check_same(built, Layout(root=built.directory))
 
 
 def _hold(layout: Layout, held: ExitStack) -> None:
@@ -69,14 +74,6 @@ def _check_same(built: Built, layout: Layout) -> None:
         raise ConfigError("run.name", name, f"{layout.config} cannot be read", way_out) from error
     here = decisive(built.config)
     if there != here:
-        key, old, new = next(_differences(there, here, ""))
+        key, old, new = next(differences(there, here))
         problem = f"{layout.root} holds a run with {key}={old!r}, this one has {new!r}"
         raise ConfigError("run.name", name, problem, way_out)
-
-
-def _differences(old: Any, new: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for name in [*old, *(name for name in new if name not in old)]:
-            yield from _differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
-    elif old != new:
-        yield key, old, new

@@ -59,6 +59,8 @@ class Plan:
         """Raise ConfigError when there is nothing to train on."""
         if self.steps > 0:
             return
+        if not self.tasks:
+            raise ConfigError("tasks", [], "the pool is empty", "choose another pool, or settings that give tasks")
         if not self.training:
             held_out = sorted(task.id for task in self.tasks)
             problem = "all tasks of the pool are held out, so none is left to train on"

@@ -9,6 +9,7 @@ A batch of groups without variance is not refused: its advantages are 0, but the
 whether that trains anything is the algorithm's to say.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,10 +40,11 @@ def make_batch(groups: Sequence[Group], *, step: int, policy_version: int) -> Ba
                 rows.append(_row(segment, trajectory, advantage))
             trajectory += 1
     if not any(bool(row.target.any()) for row in rows):
-        excluded = sum(len(group.excluded) for group in groups)
+        lost = Counter(one.trajectory.termination.value for group in groups for one in group.excluded)
+        why = f" ({', '.join(f'{name} {count}' for name, count in lost.items())})" if lost else ""
         raise NoTrainableToken(
-            f"step {step}: {trajectory} kept and {excluded} excluded trajectories hold no sampled token; "
-            "look at the excluded ones' reasons, or at the harness's rule for side calls"
+            f"step {step}: {trajectory} kept and {lost.total()} excluded trajectories{why} hold no sampled token, so "
+            "nothing can be trained; look at the excluded ones' reasons, or at the harness's rule for side calls"
         )
     if len(temperatures) != 1:
         raise RunError(f"step {step}: rollouts at temperatures {sorted(temperatures)}; one batch takes one temperature")

@@ -1,22 +1,24 @@
 """A pool of the user's own Harbor-format task directories.
 
 Invariant: every folder below `path` that holds a `task.toml` is a task, in the order of their names; nothing is copied
-and nothing built. Refuses a folder without tasks, and each task as `engine.tasks.harbor` does.
+and nothing built. Refuses a folder without tasks, each task as `engine.tasks.harbor` does, and to train on one whose
+reference fails or whose untouched base passes (`job=prepare` tries them).
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.core.contracts import Say
+from engine.core.contracts import ImageStore, SandboxRuntime, Say, Verifier
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.records import ImageSpec, Task
 from engine.tasks.harbor import read_task
 from engine.tasks.pool import check_names, image_spec, split_of
+from engine.tasks.proving import doubts, prove
 
 
 class HarborDirectory:
-    """Task directories below one folder: `contracts.TaskPool`."""
+    """Task directories below one folder: `contracts.TaskPool` and `contracts.DoubtedPool`."""
 
     def __init__(self, *, path: str, validation: Sequence[str], image: Mapping[str, Any]) -> None:
         self.path = path
@@ -49,6 +51,14 @@ class HarborDirectory:
             read_task(folder, split=split_of((folder.name,), self.validation), image=image)
             for folder in self._folders()
         )
+
+    async def audit(self, runtime: SandboxRuntime, images: ImageStore, verifier: Verifier, say: Say) -> None:
+        """Try every task that was not found to hold yet; `doubts` says what came of it."""
+        await prove(self.load(), (runtime, images, verifier), say)
+
+    def doubts(self, tasks: Sequence[Task]) -> Sequence[ConfigError]:
+        """Tasks that were refused or not tried yet."""
+        return doubts("tasks.path", self.path, tasks)
 
     def _folders(self) -> list[Path]:
         root = Path(self.path).expanduser()

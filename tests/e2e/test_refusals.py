@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,13 @@ code = main(sys.argv[1:])
 print("LOADED", *sorted({heavy!r} & {{name.partition(".")[0] for name in sys.modules}}))
 sys.exit(code)
 """
+BASE = ("experiment=openhands_gspo", "model=tiny_qwen3_moe", "tasks=release_pairs")
 PLAIN = WITHOUT_SYSTEM_PATH.replace('tools.SYSTEM_PATH = ""\n', "")
 
 
-def refused(script: str, runs: Path, *overrides: str, **environment: str) -> list[str]:
+def refused(script: str, runs: Path, *overrides: str, base: Sequence[str] = BASE, **environment: str) -> list[str]:
     """The lines on standard error of a command that must be refused."""
-    base = ("experiment=openhands_gspo", "model=tiny_qwen3_moe", "tasks=release_pairs", f"run.root={runs}")
-    command = [sys.executable, "-c", script.format(heavy=set(HEAVY)), *base]
+    command = [sys.executable, "-c", script.format(heavy=set(HEAVY)), *base, f"run.root={runs}"]
     done = subprocess.run(
         [*command, *overrides],
         cwd=ROOT,
@@ -88,6 +89,12 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         ("schedule.steps=two", "schedule.steps='two': wrong type, a string; give an integer or null ≥ 1"),
         ("schedule.steps=???", "schedule.steps='???': missing value; set schedule.steps=VALUE"),
         ("sandbox=docker", "sandbox='docker': unknown option; allowed: bubblewrap, podman"),
+        ("compute.device=gpu", "compute.device='gpu': unknown choice; did you mean cpu? allowed: cpu, cuda"),
+        (
+            "schedule.rollouts_per_prompt=1",
+            "schedule.rollouts_per_prompt=1: a group of one has nothing to be compared with, so every advantage would "
+            "be 0; set it to at least 2",
+        ),
         ("train.learning_rate=nan", "train.learning_rate=nan: not a finite number; give a number > 0"),
         ("tasks.workdir=/testbed/../etc", "tasks.workdir='/testbed/../etc': wrong form; give a string that matches"),
     ],
@@ -96,3 +103,28 @@ def test_a_wrong_value_is_one_line(tmp_path: Path, override: str, line: str) -> 
     lines = refused(PLAIN, tmp_path / "runs", override)
     assert len(lines) == 1
     assert lines[0].startswith(line)
+
+
+def test_an_empty_pool_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    lines = refused(PLAIN, tmp_path / "runs", "tasks=harbor", f"tasks.path={tmp_path / 'tasks'}", base=BASE[:2])
+    way_out = "name the parent folder of Harbor task directories"
+    assert f"tasks.path='{tmp_path / 'tasks'}': no folder in it holds a task.toml; {way_out}" in lines
+
+
+def test_a_pool_that_is_asked_for_nothing_is_named(tmp_path: Path) -> None:
+    nothing = "{warm_start: 0, train: 0, validation: 0}"
+    numbers = [f"tasks.{kind}={nothing}" for kind in ("real", "generated")]
+    (line,) = refused(PLAIN, tmp_path / "runs", "tasks=laptop", *numbers, base=BASE[:2])
+    problem = "with tasks.generated.train=0 fewer tasks than the 8 that this job takes"
+    assert line == f"tasks.real.train=0: {problem}; set it to at least 8"
+
+
+def test_what_a_point_of_a_sweep_lacks_is_told_before_the_first_starts(tmp_path: Path) -> None:
+    overrides = ("-m", "seed=1,2", "harness=openhands,mini_swe_agent")
+    lines = refused(PLAIN, tmp_path / "runs", *overrides, LEGO_RL_CACHE=str(tmp_path / "cache"))
+    way_out = "run the same command with job=prepare"
+    assert f"model.name='tiny-qwen3-moe': not built yet; {way_out}" in lines
+    some = "in seed=1 harness=openhands, seed=2 harness=openhands"
+    assert f"harnesses.openhands.version='1.58.2': its runtime is not built ({some}); {way_out}" in lines
+    assert len(lines) == len(set(lines))

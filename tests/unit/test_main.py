@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine import __main__ as program
-from engine.core.errors import RunError
+from engine.core.errors import NoTrainableToken, RunError
 
 WAITING = """
 import asyncio, sys
@@ -101,6 +101,7 @@ def test_what_nohup_ignores_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> No
     ("error", "line"),
     [
         (RunError("as told"), "as told"),
+        (NoTrainableToken("step 5: 0 kept and 8 excluded"), "step 5: 0 kept and 8 excluded"),
         (OSError(errno.ENOSPC, "No space left on device", "/d/x"), "/d/x cannot be written: No space left on device;"),
         (ZeroDivisionError("a\nb"), "ZeroDivisionError: a b (a defect of the program; traceback in "),
     ],

@@ -1,11 +1,11 @@
 """`job=prepare`: build once on this machine what the configured run needs. Interrupted, it goes on where it stopped."""
 
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from engine.config.built import Built
-from engine.core.contracts import AuditedPool, ImageStore, Say
+from engine.core.contracts import AuditedPool, DoubtedPool, ImageStore, Say, TaskPool
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.paths import cache_dir
 from engine.core.together import side_by_side
@@ -64,16 +64,25 @@ async def _fetch_and_build(built: Built, images: DebianImageStore, progress: Pro
 
 async def _audit(built: Built, images: ImageStore, say: Say) -> None:
     """Let a pool that tries its tasks do so in this run's sandboxes, graded by this run's verifier."""
-    if not isinstance(built.tasks, AuditedPool) or not built.tasks.problems():
+    pool = built.tasks
+    if not isinstance(pool, AuditedPool) or not (pool.problems() or _doubts(pool)):
         return
     problems = built.sandbox.problems()
     if problems:
         raise ConfigErrors(problems)
     await built.sandbox.start(images, f"prepare-{built.hash}")
     try:
-        await built.tasks.audit(built.sandbox, images, built.verify, say)
+        await pool.audit(built.sandbox, images, built.verify, say)
     finally:
         await built.sandbox.stop()
+    left = _doubts(pool)
+    if left:
+        raise ConfigErrors(left)
+
+
+def _doubts(pool: TaskPool) -> Sequence[ConfigError]:
+    """What an audit left to say of a pool whose tasks are the user's own."""
+    return pool.doubts(pool.load()) if isinstance(pool, DoubtedPool) else ()
 
 
 def _check_cache() -> None:

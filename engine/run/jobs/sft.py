@@ -41,11 +41,8 @@ class SftJob:
 
     async def run(self, built: Built) -> int:
         """Exit code 0 when the checkpoint stands, whatever the gate says."""
-        if not isinstance(built.model, WarmStartedModel):
-            way_out = "choose model=warm_qwen3_moe"
-            raise ConfigError("model", built.model.info().name, "is not a model that is warm-started", way_out)
         images = DebianImageStore()
-        check_machine(built, images, model=False)
+        self.check(built)
         trials = self._trials(built)
         observer: Observer = built.observe
         with open_directory(built) as layout:
@@ -63,6 +60,14 @@ class SftJob:
                 print(line)
             print(layout.root / "reports/warm_start.json")
         return 0
+
+    def check(self, built: Built) -> None:
+        """Raises ConfigError for a model without a warm start, what this machine lacks, and a pool without tasks."""
+        if not isinstance(built.model, WarmStartedModel):
+            way_out = "choose model=warm_qwen3_moe"
+            raise ConfigError("model", built.model.info().name, "is not a model that is warm-started", way_out)
+        check_machine(built, DebianImageStore(), model=False)
+        self._trials(built)
 
     async def _try(
         self, built: Built, images: DebianImageStore, layout: Layout, trials: Sequence[Trial]

@@ -1,6 +1,7 @@
 """job=show: the resolved configuration as a tree, each value with the file or the command line that set it.
 
-Starts nothing and writes nothing. Plain text when the output is not a terminal.
+With `from=RUN` also what differs here from that run, tasks and checkpoint included where they are built. Starts nothing
+and writes nothing. Plain text when the output is not a terminal.
 """
 
 import sys
@@ -12,7 +13,10 @@ from rich.text import Text
 from rich.tree import Tree
 
 from engine.config.built import Built
+from engine.config.bundle import describe, fingerprint
 from engine.config.validate import as_yaml
+from engine.run import warm_start
+from engine.run.reproduce import fingerprints, told
 
 _WIDE = 1000
 """Columns when the output is no terminal: nothing is cut off or wrapped in a file or a pipe."""
@@ -25,8 +29,21 @@ class ShowJob:
         """Returns 0."""
         console = Console(highlight=False) if sys.stdout.isatty() else Console(width=_WIDE, highlight=False)
         console.print(tree(run.config, run.origins()))
+        for line in told(run.written, _here(run)) if run.written else ():
+            console.print(Text(line))
         console.print(Text(f"configuration hash {run.hash}, run directory {run.directory}"))
         return 0
+
+
+def _here(run: Built) -> Mapping[str, Any]:
+    """What the run would write; what is not built on this machine is left out."""
+    described = describe(run, {}, "")
+    built = {"data": not run.tasks.problems(), "checkpoint": warm_start.bind(run) and not run.model.problems()}
+    if built["data"]:
+        described["data"] = fingerprints(run.tasks.load())
+    if built["checkpoint"]:
+        described["checkpoint"] = fingerprint(run.model.info().path)
+    return {key: value for key, value in described.items() if built.get(key, True)}
 
 
 def tree(config: Mapping[str, Any], origins: Mapping[str, str]) -> Tree:

@@ -14,17 +14,19 @@ from typing import Any
 import yaml
 
 from engine.config.built import Built
-from engine.config.bundle import describe
-from engine.core.errors import Interrupted, LegoError, RunError
+from engine.config.bundle import describe, fingerprint
+from engine.core.contracts import DoubtedPool
+from engine.core.errors import ConfigErrors, Interrupted, LegoError, RunError
 from engine.core.records import Scored, Trial
 from engine.observe.learning import write_report
 from engine.observe.observer import Observer
 from engine.observe.progress import Note
 from engine.observe.summary import summarise
-from engine.run.directory import open_directory
+from engine.run.directory import check_directory, open_directory
 from engine.run.drain import Drain
 from engine.run.optimise import Optimiser
 from engine.run.plan import Plan, Sampling
+from engine.run.reproduce import fingerprints, tell
 from engine.run.rollout import Rollout, entry
 from engine.run.workbench import Workbench, check_machine, open_workbench
 from engine.sandbox.images import DebianImageStore
@@ -47,8 +49,24 @@ class TrainJob:
     async def run(self, built: Built) -> int:
         """Exit code 0 when all planned steps are done."""
         images = DebianImageStore()
+        plan = self._plan(built, images)
+        described = describe(built, fingerprints(plan.tasks), fingerprint(built.model.info().path))
+        tell(built, described)
+        with open_directory(built) as layout:
+            return await self._work(built, plan, layout, images, described)
+
+    def check(self, built: Built) -> None:
+        """Before a sweep starts: what this machine lacks, a pool that cannot be trained on, another run's directory."""
+        self._plan(built, DebianImageStore())
+        check_directory(built)
+
+    def _plan(self, built: Built, images: DebianImageStore) -> Plan:
+        """Raises ConfigError for what keeps the run from starting."""
         check_machine(built, images)
         tasks = built.tasks.load()
+        doubts = built.tasks.doubts(tasks) if isinstance(built.tasks, DoubtedPool) else ()
+        if doubts:
+            raise ConfigErrors(doubts)
         plan = Plan(
             run=built.directory.name,
             seed=built.seed,
@@ -58,10 +76,11 @@ class TrainJob:
             rollout=Sampling(temperature=built.proxy.temperature, top_p=built.proxy.top_p),
         )
         plan.check()
-        with open_directory(built) as layout:
-            return await self._work(built, plan, layout, images)
+        return plan
 
-    async def _work(self, built: Built, plan: Plan, layout: Layout, images: DebianImageStore) -> int:
+    async def _work(
+        self, built: Built, plan: Plan, layout: Layout, images: DebianImageStore, described: Mapping[str, Any]
+    ) -> int:
         """All steps that are left, in a directory that is this process's own."""
         reader, writer = Reader(layout), Writer(layout)
         previous = reader.state()
@@ -69,8 +88,7 @@ class TrainJob:
             print(f"this run is finished; run.fresh=true starts it anew\n{layout.root}")
             return 0
         summarise(reader, 0.0)  # what is damaged in finished steps is told now, not after the last one
-        data = {task.id: task.fingerprint for task in plan.tasks}
-        writer.text("config.yaml", yaml.safe_dump({**describe(built), "data": data}, sort_keys=False))
+        writer.text("config.yaml", yaml.safe_dump(described, sort_keys=False))
         state = StateFile(layout)
         observer: Observer = built.observe
 

@@ -7,15 +7,29 @@ import pytest
 from engine.config.command import NOTHING_TO_DO, run_command
 from engine.config.composed import Composed
 from engine.config.schemas import Tree
-from engine.core.errors import ConfigError
+from engine.core.errors import ConfigError, ConfigErrors
 
 
 class Recorder:
-    """Takes the place of the job."""
+    """Takes the place of the program."""
 
     def __init__(self, *codes: int) -> None:
         self.seen: list[Composed] = []
         self.codes = list(codes)
+        self.points: list[str] = []
+        self.refused: dict[str, ConfigError] = {}
+
+    def take_point(self, name: str, composed: Composed) -> None:
+        self.points.append(name)
+        if name in self.refused:
+            raise self.refused[name]
+
+    def begin_sweep(self) -> Path:
+        return Path("here") / "sweeps" / "it's mine"
+
+    def run_point(self, index: int, composed: Composed) -> int:
+        assert self.points[index] in " ".join(composed.command_line)
+        return self(composed)
 
     def __call__(self, composed: Composed) -> int:
         self.seen.append(composed)
@@ -104,8 +118,22 @@ def test_a_sweep_runs_every_combination(tree: Tree) -> None:
 def test_a_sweep_writes_below_the_runs_folder_only(tree: Tree, elsewhere: Path) -> None:
     run_command(["-m", "seed=1,2", "run.root=here"], Recorder(), tree)
     assert [str(path.relative_to(elsewhere)) for path in elsewhere.rglob("*") if path.is_file()] == [
-        "here/sweeps/multirun.yaml"
+        "here/sweeps/it's mine/multirun.yaml"
     ]
+
+
+def test_a_sweep_s_record_lies_where_a_person_wants_it(tree: Tree, elsewhere: Path) -> None:
+    run_command(["-m", "seed=1,2", "hydra.sweep.dir=there"], Recorder(), tree)
+    assert [str(path.relative_to(elsewhere)) for path in elsewhere.rglob("*") if path.is_file()] == [
+        "there/multirun.yaml"
+    ]
+
+
+def test_a_record_that_cannot_be_written_is_one_line(tree: Tree, elsewhere: Path) -> None:
+    (elsewhere / "here").write_text("")
+    with pytest.raises(ConfigError, match=r"^run\.root=.*: the sweep's record cannot be written \(Not a") as caught:
+        run_command(["-m", "seed=1,2"], Recorder(), tree)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_fixed_key_may_exist_in_the_swept_option_only(tree: Tree) -> None:
@@ -130,6 +158,36 @@ def test_a_key_given_twice_is_refused_in_a_sweep(tree: Tree) -> None:
     with pytest.raises(ConfigError, match=r"^seed='3,4': given twice \(seed=1,2 and seed=3,4\); give a key once$"):
         run_command(["-m", "seed=1,2", "seed=3,4"], recorder, tree)
     assert recorder.seen == []
+
+
+def test_what_the_program_refuses_is_told_with_its_points_before_the_first_starts(tree: Tree) -> None:
+    recorder = Recorder()
+    some, all_of_them = ConfigError("model", "m", "not built", "build it"), ConfigError("port", 1, "taken", "free it")
+    recorder.refused = {
+        "seed=1 engine=exotic": ConfigErrors([some, all_of_them]),
+        "seed=2 engine=exotic": ConfigErrors([some, all_of_them]),
+        "seed=1 engine=small": ConfigErrors([all_of_them, ConfigError("seed", 1, "unlucky", "take 2")]),
+        "seed=2 engine=small": all_of_them,
+    }
+    with pytest.raises(ConfigErrors) as caught:
+        run_command(["-m", "seed=1,2", "engine=small,exotic", "engine.threads=5"], recorder, tree)
+    assert str(caught.value).splitlines() == [
+        "port=1: taken; free it",
+        "seed=1: unlucky; take 2",
+        "model='m': not built (in seed=1 engine=exotic, seed=2 engine=exotic); build it",
+    ]
+    assert recorder.points == [
+        "seed=1 engine=small",
+        "seed=1 engine=exotic",
+        "seed=2 engine=small",
+        "seed=2 engine=exotic",
+    ]
+    assert recorder.seen == []
+
+
+def test_a_point_given_twice_is_refused(tree: Tree) -> None:
+    with pytest.raises(ConfigError, match=r"^seed='1': names one point twice; give each value once$"):
+        run_command(["-m", "seed=1,2,1"], Recorder(), tree)
 
 
 def test_one_bad_job_keeps_the_whole_sweep_from_starting(tree: Tree) -> None:

@@ -81,6 +81,12 @@ def test_a_pool_without_training_tasks_is_refused() -> None:
         held_out.check()
 
 
+def test_an_empty_pool_is_refused() -> None:
+    with pytest.raises(ConfigError) as refused:
+        dataclasses.replace(plan(0), tasks=()).check()
+    assert str(refused.value) == "tasks=[]: the pool is empty; choose another pool, or settings that give tasks"
+
+
 def test_seeds_differ_by_any_part() -> None:
     assert derived_seed(0, "a", 1) == derived_seed(0, "a", 1)
     assert len({derived_seed(s, p, i) for s in (0, 1) for p in "ab" for i in range(5)}) == 20

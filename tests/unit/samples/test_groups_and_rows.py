@@ -144,8 +144,13 @@ def test_groups_without_variance_are_trainable():
 
 def test_a_batch_without_any_target_is_refused():
     items = [silent(scored(1.0)), scored(None, sample=1, termination=Termination.SETUP_FAILED)]
-    with pytest.raises(NoTrainableToken, match="step 5: 1 kept and 1 excluded"):
+    with pytest.raises(NoTrainableToken) as refused:
         make(items)
+    assert str(refused.value) == (
+        "step 5: 1 kept and 1 excluded trajectories (setup_failed 1) hold no sampled token, so nothing can be trained; "
+        "look at the excluded ones' reasons, or at the harness's rule for side calls"
+    )
+    assert refused.value.exit_code == 3
     with pytest.raises(NoTrainableToken, match="step 5: 0 kept and 0 excluded"):
         make([])
 
