@@ -57,7 +57,7 @@ class _Axis:
     def ticks(self) -> list[float]:
         """Values at round distances; of a logarithmic axis whole powers of ten."""
         if self.logarithmic:
-            powers = range(math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9) + 1)
+            powers = range(max(-307, math.ceil(self.low - 1e-9)), min(308, math.floor(self.high + 1e-9)) + 1)
             return [10.0**power for power in powers[:: max(1, len(powers) // 6)]]
         rough = (self.high - self.low) / 5
         size = 10.0 ** math.floor(math.log10(rough))
