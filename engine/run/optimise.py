@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from engine.config.built import Built
 from engine.core.errors import LegoError, RunError
-from engine.core.records import Batch, Group, Scored, StepRecord
+from engine.core.records import Batch, Group, Recomputed, Scored, StepRecord
 from engine.observe.trials import trial_metrics
 from engine.run.workbench import Workbench
 from engine.samples.alignment import check_batch, compare_batch
 from engine.samples.groups import make_groups
 from engine.samples.rows import make_batch
 from engine.store.layout import Layout
+from engine.store.writer import Writer
 
 Tell = Callable[[str], None]
 """Hears what the optimiser does next."""
@@ -36,6 +37,7 @@ class Optimiser:
         self._algorithm = built.algorithm
         self._bench = bench
         self._layout = layout
+        self._writer = Writer(layout)
         self._probe_of_weights = built.inference.probe
         self._version = 0
         self._probed: Mapping[str, float] = {}
@@ -62,7 +64,9 @@ class Optimiser:
         begun = time.monotonic()
         result = dict(await asyncio.to_thread(self._bench.trainer.step, batch))
         trained = time.monotonic()
-        agreement = _agreement(batch, result.pop("old_logprobs"))
+        old = result.pop("old_logprobs")
+        agreement = _agreement(batch, old)
+        await asyncio.to_thread(self._writer.recomputed, step, _recomputed(groups, batch, old))
         probed = await self._hand_over(step + 1, tell)
         return {
             **_rewards(groups),
@@ -148,6 +152,22 @@ def _rewards(groups: Sequence[Group]) -> dict[str, float]:
         "trials/excluded": sum(len(group.excluded) for group in groups),
         **{f"termination/{name}": count / len(rewards) for name, count in endings.items()},
     }
+
+
+def _recomputed(groups: Sequence[Group], batch: Batch, old: Sequence[NDArray[np.float32]]) -> list[Recomputed]:
+    """The trainer's log-probabilities under the names of the trials; `make_batch` keeps the order of the groups."""
+    kept = [scored.trajectory for group in groups for scored in group.kept]
+    segments = [(one.trial.key, number) for one in kept for number in range(len(one.segments))]
+    return [
+        Recomputed(
+            trial=key,
+            segment=number,
+            policy_version=batch.policy_version,
+            advantage=row.advantage,
+            logprobs=values[row.target],
+        )
+        for (key, number), row, values in zip(segments, batch.rows, old, strict=True)
+    ]
 
 
 def _agreement(batch: Batch, recomputed: Sequence[NDArray[np.float32]]) -> dict[str, float]:

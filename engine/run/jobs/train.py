@@ -139,8 +139,10 @@ class _Loop:
         self._ledger = self._rollout.ledger
         self._optimiser = Optimiser(built, bench, layout)
         self._trainer = bench.trainer
+        self._model = bench.model
 
     async def run(self) -> None:
+        self._writer.tokenizer(self._model.path)
         first = await self._optimiser.resume(self._reader.checkpoints(), self._show)
         if first:
             self._writer.forget_routing(first - 1)

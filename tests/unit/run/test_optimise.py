@@ -115,6 +115,33 @@ async def test_a_step_trains_then_moves_the_weights_then_probes(tmp_path: Path) 
     assert "old_logprobs" not in metrics
 
 
+async def test_what_the_trainer_recomputed_is_kept_under_the_names_of_the_trials(tmp_path: Path) -> None:
+    step = a_step()
+    await optimiser(Bench(gap=0.125), tmp_path).step(STEP, step, print)
+    reader = Reader(Layout(root=tmp_path))
+    advantages = {}
+    for one in step[:3]:
+        name = str(one.trajectory.trial.key)
+        found = reader.recomputed(STEP, name)
+        assert found is not None
+        assert [row["segment"] for row in found] == [0, 1, 2]
+        for row, segment in zip(found, one.trajectory.segments, strict=True):
+            assert row["logprobs"] == (segment.logprobs[segment.target] + np.float32(0.125)).tolist()
+            assert row["policy_version"] == STEP
+            advantages[name] = row["advantage"]
+    assert advantages["e0-a-s0-a0"] == -advantages["e0-a-s1-a0"] > 0
+    assert advantages["e0-b-s0-a0"] == 0
+    assert reader.recomputed(STEP, "e0-b-s1-a0") is None  # excluded: the trainer saw nothing of it
+
+
+async def test_a_disk_that_takes_no_more_keeps_nothing_half_and_stops_before_the_weights_move(tmp_path: Path) -> None:
+    bench = Bench()
+    (tmp_path / "recomputed").touch()
+    with pytest.raises(RunError, match="cannot be written"):
+        await optimiser(bench, tmp_path).step(STEP, a_step(), bench.told.append)
+    assert bench.log == ["step"]
+
+
 async def test_trials_read_back_from_the_disk_train_the_same(tmp_path: Path) -> None:
     """A restart makes its batch from files; routing is another on each token, so that a shifted row would show."""
     layout = Layout(root=tmp_path)
