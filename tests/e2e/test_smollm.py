@@ -1,4 +1,4 @@
-"""A real pretrained dense model through the whole loop: its package, vLLM, mini-swe-agent in plain text, GSPO, weights back."""
+"""A real pretrained dense model, from its package, through the loop: mini-swe-agent in plain text, vLLM, GSPO."""
 
 import asyncio
 import dataclasses
@@ -44,8 +44,9 @@ def prepared() -> None:
 
 
 def test_a_step_on_a_release_pair(tmp_path: Path) -> None:
-    """Trained = sampled, engine and trainer agree, and after the update they still do. Routing replay is on: for a dense
-    model it replays nothing."""
+    """Trained = sampled; engine and trainer agree before and after the update.
+
+    Routing replay is on: for a dense model it replays nothing."""
     made = built(f"run.root={tmp_path}")
     assert made.routing_replay.enabled and made.model.info().num_layers == 0
     made = dataclasses.replace(made, verify=EverySecondOne(made.verify))
