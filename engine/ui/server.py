@@ -73,5 +73,5 @@ class _Server(uvicorn.Server):
     """Signals stay the program's own: they cancel the job, and that ends the server."""
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         yield
