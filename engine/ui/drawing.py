@@ -16,7 +16,7 @@ from markupsafe import Markup
 from engine.ui.text import visible
 
 WIDTH, HEIGHT = 720, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 12, 12, 36
+_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 12, 12, 40
 COLOURS = 6
 """Classes `c0` … in the style sheet."""
 _DASHES = {
@@ -77,7 +77,7 @@ def draw(figure: Mapping[str, Any]) -> Markup:
     drawing = Markup(
         '<svg class="figure" viewBox="0 0 {} {}" role="img" aria-label="{}">{}'
         '<text class="unit" x="{}" y="{}" text-anchor="middle">optimisation step</text></svg>'
-    ).format(WIDTH, HEIGHT, figure["title"], Markup("").join(parts), (_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 2)
+    ).format(WIDTH, HEIGHT, figure["title"], Markup("").join(parts), (_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 6)
     return drawing + _legend(traces, figure["y_title"])
 
 
@@ -201,16 +201,21 @@ def _legend(traces: Sequence[Mapping[str, Any]], unit: str) -> Markup:
     entries = [Markup("<li>{}</li>").format(unit)]
     for trace in traces:
         if trace.get("showlegend", True):
-            look = trace.get("marker") or trace["line"]
-            name, _ = _colour(look["color"])
-            dash = _DASHES.get(trace.get("line", {}).get("dash", "solid"), "none") if "line" in trace else "1 99"
-            mark = _MARKS[trace["marker"]["symbol"]] if "markers" in trace["mode"] else "M0 0"
-            swatch = Markup(
-                '<svg class="swatch" viewBox="-16 -6 32 12"><path class="line {}" stroke-dasharray="{}" d="M-16 0H16"/>'
-                '<path class="mark {}" d="{}"/></svg>'
-            ).format(name, dash, name, mark)
-            entries.append(Markup("<li>{}{}</li>").format(swatch, plain(trace["name"])))
+            entries.append(Markup("<li>{}{}</li>").format(_swatch(trace), plain(trace["name"])))
     return Markup('<ul class="legend">{}</ul>').format(Markup("").join(entries))
+
+
+def _swatch(trace: Mapping[str, Any]) -> Markup:
+    """Line and mark as they are drawn."""
+    parts = Markup("")
+    if "lines" in trace["mode"]:
+        dash = _DASHES.get(trace["line"].get("dash", "solid"), "none")
+        name, _ = _colour(trace["line"]["color"])
+        parts += Markup('<path class="line {}" stroke-dasharray="{}" d="M-16 0H16"/>').format(name, dash)
+    if "markers" in trace["mode"]:
+        name, _ = _colour(trace["marker"]["color"])
+        parts += Markup('<path class="mark {}" d="{}"/>').format(name, _MARKS[trace["marker"]["symbol"]])
+    return Markup('<svg class="swatch" viewBox="-16 -6 32 12">{}</svg>').format(parts)
 
 
 def plain(text: str) -> str:

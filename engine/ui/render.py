@@ -71,9 +71,9 @@ def _moment(unix: float | None) -> str:
         return str(unix)
 
 
-def _piece(text: str | None) -> str | None:
+def _piece(text: str) -> str:
     """A token's text on one line."""
-    return None if text is None else text.replace("\n", "⏎").replace("\t", "⇥")
+    return text.replace("\n", "⏎").replace("\t", "⇥")
 
 
 def _versions(versions: Sequence[int]) -> str:

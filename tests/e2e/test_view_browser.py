@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -114,7 +114,7 @@ class _Loud(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def loud() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), _Loud)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Loud)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/"
