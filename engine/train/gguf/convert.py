@@ -18,16 +18,17 @@ def convert(source: Path, folder: Path, dtype: str) -> int:
     from gguf import GGUFReader
 
     from engine.train.gguf.tokenizer import write_tokenizer
-    from engine.train.gguf.weights import write_checkpoint
+    from engine.train.gguf.weights import llama_config, write_checkpoint
 
     try:
         reader = GGUFReader(source)
     except ValueError as error:
         raise RunError(f"{source.name} cannot be read as GGUF: {error}") from error
-    fields = {key: field.contents() for key, field in reader.fields.items()}
+    fields = {key: value.contents() for key, value in reader.fields.items()}
     tensors = {tensor.name: tensor for tensor in reader.tensors}
+    config = llama_config(fields, dtype, tied="output.weight" not in tensors)
     write_tokenizer(folder, fields)
-    return write_checkpoint(folder, tensors, fields, dtype)
+    return write_checkpoint(folder, tensors, config)
 
 
 def main(arguments: list[str]) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import RunError
+from engine.train.gguf.fields import Fields, field
 
 _CONTROL, _USER_DEFINED = 3, 4
 """GGUF's token types: what text never contains for a reader, and whole words that stay visible."""
@@ -19,7 +20,7 @@ _KNOWN_PIECES = ("smollm",)
 """Pre-tokenisers in llama.cpp's words: this one takes digits one by one and cuts the rest as GPT-2 does."""
 
 
-def write_tokenizer(folder: Path, fields: Mapping[str, Any]) -> None:
+def write_tokenizer(folder: Path, fields: Fields) -> None:
     """Raises RunError when the file's tokeniser is of a kind that is not known."""
     kind, pieces = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
     if kind != "gpt2" or pieces not in _KNOWN_PIECES:
@@ -27,14 +28,14 @@ def write_tokenizer(folder: Path, fields: Mapping[str, Any]) -> None:
         raise RunError(f"the GGUF file's tokeniser is {kind!r} cut by {pieces!r}; known is 'gpt2' cut by {known}")
     if not fields.get("tokenizer.chat_template"):
         raise RunError("the GGUF file has no tokenizer.chat_template, so no message could be shown to the model")
-    tokens: Sequence[str] = fields["tokenizer.ggml.tokens"]
-    types: Sequence[int] = fields["tokenizer.ggml.token_type"]
+    tokens: Sequence[str] = field(fields, "tokenizer.ggml.tokens")
+    types: Sequence[int] = field(fields, "tokenizer.ggml.token_type")
     added = {number: kind for number, kind in enumerate(types) if kind in (_CONTROL, _USER_DEFINED)}
-    _write_backend(folder / "tokenizer.json", tokens, fields["tokenizer.ggml.merges"], added)
+    _write_backend(folder / "tokenizer.json", tokens, field(fields, "tokenizer.ggml.merges"), added)
     numbers = {name: fields.get(f"tokenizer.ggml.{key}_token_id") for name, key in _NAMED.items()}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": fields["llama.context_length"],
+        "model_max_length": field(fields, "llama.context_length"),
         **{name: None if number is None else tokens[number] for name, number in numbers.items()},
         "clean_up_tokenization_spaces": False,
         "added_tokens_decoder": {str(number): _added(tokens[number], kind) for number, kind in added.items()},

@@ -14,9 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.errors import RunError
-
-Fields = Mapping[str, Any]
-"""A GGUF file's metadata by key."""
+from engine.train.gguf.fields import Fields, field
 
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -42,7 +40,7 @@ def llama_config(fields: Fields, dtype: str, tied: bool) -> dict[str, Any]:
     for key in _NOT_CONVERTED:
         if key in fields:
             raise RunError(f"the GGUF file has {key}={fields[key]!r}, which is not converted")
-    hidden, heads = _of(fields, "llama.embedding_length"), _of(fields, "llama.attention.head_count")
+    hidden, heads = field(fields, "llama.embedding_length"), field(fields, "llama.attention.head_count")
     head_dim = fields.get("llama.attention.key_length", hidden // heads)
     if (rotated := fields.get("llama.rope.dimension_count", head_dim)) != head_dim:
         raise RunError(f"the GGUF file rotates {rotated} of {head_dim} dimensions of a head; only all are converted")
@@ -50,16 +48,16 @@ def llama_config(fields: Fields, dtype: str, tied: bool) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "dtype": dtype,
-        "vocab_size": len(_of(fields, "tokenizer.ggml.tokens")),
+        "vocab_size": len(field(fields, "tokenizer.ggml.tokens")),
         "hidden_size": hidden,
-        "intermediate_size": _of(fields, "llama.feed_forward_length"),
-        "num_hidden_layers": _of(fields, "llama.block_count"),
+        "intermediate_size": field(fields, "llama.feed_forward_length"),
+        "num_hidden_layers": field(fields, "llama.block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": fields.get("llama.attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "max_position_embeddings": _of(fields, "llama.context_length"),
-        "rope_parameters": {"rope_type": "default", "rope_theta": _shortest(_of(fields, "llama.rope.freq_base"))},
-        "rms_norm_eps": _shortest(_of(fields, "llama.attention.layer_norm_rms_epsilon")),
+        "max_position_embeddings": field(fields, "llama.context_length"),
+        "rope_parameters": {"rope_type": "default", "rope_theta": _shortest(field(fields, "llama.rope.freq_base"))},
+        "rms_norm_eps": _shortest(field(fields, "llama.attention.layer_norm_rms_epsilon")),
         "hidden_act": "silu",
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -67,7 +65,7 @@ def llama_config(fields: Fields, dtype: str, tied: bool) -> dict[str, Any]:
         "tie_word_embeddings": tied,
         "use_cache": True,
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": _of(fields, "tokenizer.ggml.eos_token_id"),
+        "eos_token_id": field(fields, "tokenizer.ggml.eos_token_id"),
         "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
     }
 
@@ -96,25 +94,24 @@ def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple[i
         yield "output.weight", "lm_head.weight", (config["vocab_size"], hidden)
 
 
-def write_checkpoint(folder: Path, tensors: Mapping[str, Any], fields: Fields, dtype: str) -> int:
+def write_checkpoint(folder: Path, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> int:
     """Write config.json, generation_config.json and model.safetensors; returns the number of parameters.
 
-    `tensors`: `gguf.ReaderTensor` by name; `dtype`: `float32` or `bfloat16`. Raises RunError."""
+    `tensors`: `gguf.ReaderTensor` by name; `config`: as `llama_config` gives it. Raises RunError."""
     import torch
     from gguf.quants import dequantize
     from safetensors.torch import save_file
 
-    config = llama_config(fields, dtype, tied="output.weight" not in tensors)
     wanted = list(tensor_shapes(config))
     _check_names(set(tensors), {source for source, _, _ in wanted})
-    made = {}
+    made, dtype = {}, getattr(torch, config["dtype"])
     for source, name, shape in wanted:
         tensor = tensors[source]
         values = np.array(dequantize(tensor.data, tensor.tensor_type), np.float32)
         if values.shape != shape:
             raise RunError(f"the GGUF file's {source} has shape {values.shape} where its sizes need {shape}")
         untwist = _untwist(source, config)
-        made[name] = torch.from_numpy(untwist(values) if untwist else values).to(getattr(torch, dtype)).contiguous()
+        made[name] = torch.from_numpy(untwist(values) if untwist else values).to(dtype).contiguous()
     save_file(made, str(folder / "model.safetensors"), metadata={"format": "pt"})
     _write(folder / "config.json", config)
     special = {name: config[name] for name in ("eos_token_id", "pad_token_id") if config[name] is not None}
@@ -137,12 +134,6 @@ def _check_names(found: set[str], wanted: set[str]) -> None:
         if names:
             some = ", ".join(sorted(names)[:3])
             raise RunError(f"the GGUF file {problem} {some}{' …' if len(names) > 3 else ''} ({len(names)} in all)")
-
-
-def _of(fields: Fields, key: str) -> Any:
-    if key not in fields:
-        raise RunError(f"the GGUF file does not say {key}")
-    return fields[key]
 
 
 def _shortest(value: float) -> float:
