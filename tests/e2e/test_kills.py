@@ -48,6 +48,8 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def kill_all(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is not None:
+        return
     os.kill(process.pid, signal.SIGSTOP)  # it must not see its children die first
     for pid in reversed(list(tree(process.pid))):
         with contextlib.suppress(ProcessLookupError):
