@@ -211,7 +211,7 @@ async def test_a_cancelled_download_leaves_no_child_of_pips_and_nothing_unpacked
 
 async def _gone(pid: int) -> None:
     """A killed process may wait for whoever adopted it; then it runs no more."""
-    for _ in range(100):
+    for _ in range(1000):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:
