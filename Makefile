@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 setup:
-	@scripts/setup
+	@scripts/setup $(FOR)
 
 # What the tests need: everything but the tasks and the policy of the main job.
 prepare: setup
@@ -19,6 +19,8 @@ lint: setup
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+test test-all: FOR := tests
 
 test: lint prepare
 	$(PYTHON) -m pytest -m "not slow"

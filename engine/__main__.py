@@ -4,6 +4,7 @@ Exit codes: 0 done, 2 bad configuration, 3 run failed, 130 interrupted. Errors a
 """
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
@@ -16,7 +17,8 @@ from typing import Any
 from engine.config.assemble import assemble
 from engine.config.command import run_command
 from engine.config.composed import Composed
-from engine.core.errors import LegoError
+from engine.core.contracts import DrainableJob
+from engine.core.errors import Interrupted, LegoError
 from engine.run.sweep import Runner
 
 INTERRUPTED = 130
@@ -57,8 +59,8 @@ def execute(composed: Composed) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     try:
-        return asyncio.run(_told(built.job.run(built)))
-    except asyncio.CancelledError:
+        return asyncio.run(_told(built.job.run(built), built.job))
+    except (asyncio.CancelledError, Interrupted):
         raise KeyboardInterrupt from None
     except LegoError as error:
         print(error, file=sys.stderr)
@@ -73,19 +75,30 @@ def execute(composed: Composed) -> int:
         return LegoError.exit_code
 
 
-async def _told(work: Coroutine[Any, Any, int]) -> int:
-    """Do the work; say at once that an interruption was heard, since stopping all in order takes a while."""
-    job = asyncio.ensure_future(work)
-    told = asyncio.current_task()
-    if told is not None and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # asyncio turns SIGINT into a cancellation only where it is not ignored
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.cancel)
-    try:
-        return await asyncio.shield(job)
-    except asyncio.CancelledError:
-        print("stopping", file=sys.stderr, flush=True)
-        job.cancel()
-        return await job
+async def _told(work: Coroutine[Any, Any, int], job: object) -> int:
+    """Do the work. The first signal lets a job that can do so finish what is running; the next one, or the first where
+    it cannot, stops it. Each is answered at once, since ending in order takes a while."""
+    task = asyncio.ensure_future(work)
+    ways = ["stopping"]
+    if isinstance(job, DrainableJob):
+        ways.append("finishing what is running; once more stops it")
+
+    def hear() -> None:
+        if not ways:
+            return  # a second cancellation would interrupt the tidying up
+        way = ways.pop()
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print(way, file=sys.stderr, flush=True)
+        if isinstance(job, DrainableJob) and ways:
+            job.drain()
+        else:
+            task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, hear)
+    return await task
 
 
 def _keep(directory: Path) -> str:

@@ -82,6 +82,15 @@ def _turn_fits_budget(config: Config) -> Iterator[ConfigError]:
         yield ConfigError("proxy.max_tokens_per_turn", turn, problem, f"set it to at most {response}")
 
 
+def _calls_can_be_read(config: Config) -> Iterator[ConfigError]:
+    if _at(config, "model.renderer") != "template":
+        return
+    for name, harness in config["harnesses"].items():
+        if _at(harness, "native_tool_calling"):
+            problem = "model.renderer=template shows the model no tools and reads no calls in its answers"
+            yield ConfigError(f"harnesses.{name}.native_tool_calling", True, problem, "set it to false")
+
+
 def _mini_batches_are_filled(config: Config) -> Iterator[ConfigError]:
     schedule, parts = config["schedule"], _at(config, "train.mini_batches")
     trajectories = schedule["prompts_per_step"] * schedule["rollouts_per_prompt"]
@@ -140,6 +149,7 @@ RULES: tuple[Rule, ...] = (
     _log_probabilities_compare,
     _budget_fits_context,
     _turn_fits_budget,
+    _calls_can_be_read,
     _mini_batches_are_filled,
     _warm_start_has_tasks,
     _goals_leave_room,

@@ -208,6 +208,11 @@ class Inference(Preparable, Protocol):
         """Load a safetensors file of Hugging Face names; drops every prefix cache; later tokens carry `version`."""
         ...
 
+    async def restart(self) -> None:
+        """Start again what ended by itself. Where it served updated weights it refuses to sample until it has some:
+        those of the checkpoint would be another policy's. Raises as `start`."""
+        ...
+
     async def stop(self) -> None: ...
 
 
@@ -233,6 +238,15 @@ class Proxy(Protocol):
     def open(self, trial: Trial, harness: Harness, port: int) -> Session: ...
 
     async def stop(self) -> None: ...
+
+
+@runtime_checkable
+class DrainableJob(Protocol):
+    """A job that can end in order before it is done."""
+
+    def drain(self) -> None:
+        """Finish and write what is running, begin nothing new. From the event loop's thread; once is enough."""
+        ...
 
 
 class TaskPool(Preparable, Protocol):

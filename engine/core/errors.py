@@ -2,6 +2,7 @@
 
     LegoError
     ├── ConfigError              the configuration is wrong; exit code 2
+    ├── Interrupted              a person or the machine ended the job in order; exit code 130
     ├── RunError                 the run cannot go on; exit code 3
     │   ├── WeightSyncError      engine and trainer disagree after a weight update
     │   ├── AlignmentError       token streams, log-probabilities or routing do not fit together
@@ -46,6 +47,12 @@ class ConfigErrors(ConfigError):
 
     def __str__(self) -> str:
         return "\n".join(str(error) for error in self.errors)
+
+
+class Interrupted(LegoError):
+    """The job ended before it was done, because it was asked to; all that it did is on disk."""
+
+    exit_code = 130
 
 
 class RunError(LegoError):

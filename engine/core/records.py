@@ -386,6 +386,20 @@ class Batch:
     """Rollout temperature: trainer log-probabilities are taken at the same one."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Recomputed:
+    """What the trainer made of one segment at the start of a step, before its update."""
+
+    trial: TrialKey
+    segment: int
+    """Index within the trajectory."""
+    policy_version: int
+    """Version of the trainer's weights."""
+    advantage: float
+    logprobs: "NDArray[np.float32]"
+    """float32 [targets of the segment]; *old* log-probabilities: the denominator of the ratio."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
     """What one optimisation step did; one row of `steps.parquet`."""

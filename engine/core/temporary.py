@@ -1,7 +1,7 @@
 """Temporary folders that no killed process leaves for ever: whoever makes the next one of its kind removes them.
 
-Invariant: a folder is removed by its maker, or by another process of the same user once its maker is dead. Liveness is
-a lock that the kernel drops with the process.
+`remove_abandoned` does so without making one (`job=reap`). Invariant: a folder is removed by its maker, or by another
+process of the same user once its maker is dead. Liveness is a lock that the kernel drops with the process.
 """
 
 import contextlib
@@ -15,10 +15,13 @@ from pathlib import Path
 
 
 @contextmanager
-def temporary_folder(kind: str) -> Iterator[Path]:
-    """A new folder below the system's own for temporary files; it holds a file `.lock`."""
-    _remove_abandoned(kind)
-    folder = Path(tempfile.mkdtemp(prefix=f"lego-rl-{kind}-"))
+def temporary_folder(kind: str, below: Path | None = None) -> Iterator[Path]:
+    """A new folder below the system's own for temporary files, or hidden `below` another one, which is made where it is
+    missing. It holds a file `.lock`."""
+    if below is not None:
+        below.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(kind, below)
+    folder = Path(tempfile.mkdtemp(prefix=_prefix(kind, below), dir=below))
     draft = folder / ".lock.draft"
     try:
         with draft.open("w") as file:
@@ -29,10 +32,18 @@ def temporary_folder(kind: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remove_abandoned(kind: str) -> None:
-    for lock in Path(tempfile.gettempdir()).glob(f"lego-rl-{kind}-*/.lock"):
+def remove_abandoned(kind: str, below: Path | None = None) -> list[Path]:
+    """Remove folders whose maker is dead, in the place where `temporary_folder` makes them; `*` stands for any kind."""
+    removed = []
+    for lock in (below or Path(tempfile.gettempdir())).glob(f"{_prefix(kind, below)}*/.lock"):
         with contextlib.suppress(OSError):  # held, gone meanwhile, or somebody else's
             if lock.lstat().st_uid == os.getuid() and not lock.is_symlink():
                 with lock.open() as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(lock.parent)
+                    removed.append(lock.parent)
+    return removed
+
+
+def _prefix(kind: str, below: Path | None) -> str:
+    return f"{'' if below is None else '.'}lego-rl-{kind}-"

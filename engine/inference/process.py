@@ -46,6 +46,8 @@ class ServerProcess:
     async def start(self, grace_s: float, folder: Path | None = None) -> None:
         """Start it. `grace_s`: seconds between asking it to end and killing it; `folder` is removed at its end."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        if self.log.exists():  # of the process before, which may tell why it ended
+            self.log.replace(self.log.with_name(f"{self.log.name}.1"))
         script = str(Path(__file__).with_name("supervise.py"))
         supervisor = (sys.executable, script, str(grace_s), str(os.getpid()), str(folder or ""))
         with self.log.open("wb") as output:

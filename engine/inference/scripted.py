@@ -93,6 +93,9 @@ class ScriptedEngine:
         )
         self._sessions, self._version = {}, 0
 
+    async def restart(self) -> None:
+        """It never ends by itself."""
+
     async def stop(self) -> None:
         self._loaded = None
 

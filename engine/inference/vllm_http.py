@@ -14,8 +14,8 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ import orjson
 from engine.core.contracts import Say
 from engine.core.errors import ConfigError, InferenceError, RunError, WeightSyncError
 from engine.core.records import Generation, ModelInfo
+from engine.core.temporary import temporary_folder
 from engine.inference.answers import generation, prompt_logprobs
 from engine.inference.gate import Gate
 from engine.inference.probe import WeightProbe
@@ -96,12 +97,14 @@ class VllmServer:
         self.environment = environment
         self._gate = Gate()
         self._server: ServerProcess | None = None
+        self._folder = ExitStack()
         self._socket: Path | None = None
         self._client: httpx.AsyncClient | None = None
         self._model: ModelInfo | None = None
         self._shapes: Shapes = {}
         self._version = 0
         self._broken = ""
+        self._behind = 0
 
     # ---------------------------------------------------------------- before the start
 
@@ -149,7 +152,7 @@ class VllmServer:
         if self.port is not None and port_taken(self.port):
             raise self._taken(self.port)
         # A socket's path may have 107 bytes at most, so it does not lie in the run's directory.
-        self._socket = Path(tempfile.mkdtemp(prefix="lego-rl-")) / "vllm" if self.port is None else None
+        self._socket = self._folder.enter_context(temporary_folder("vllm")) / "vllm" if self.port is None else None
         self._server = ServerProcess("vLLM", self._command(model), self._variables(), directory / "vllm.log")
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.max_concurrency)
         transport = httpx.AsyncHTTPTransport(limits=limits, uds=str(self._socket) if self._socket else None)
@@ -163,6 +166,14 @@ class VllmServer:
             await self.stop()
             raise
 
+    async def restart(self) -> None:
+        """As the contract says. Generations that were in flight fail; none goes on in the new process."""
+        if self._model is None or self._server is None:
+            raise RunError("vLLM was never started, so it cannot be started again")
+        self._behind = self._version or self._behind
+        await self.stop()
+        await self.start(self._model, self._server.log.parent)
+
     async def stop(self) -> None:
         client, self._client = self._client, None
         try:
@@ -171,8 +182,7 @@ class VllmServer:
         finally:
             if self._server is not None:
                 await self._server.stop()
-            if self._socket is not None:
-                shutil.rmtree(self._socket.parent, ignore_errors=True)
+            self._folder.close()
 
     def _taken(self, port: int) -> ConfigError:
         way = "choose another port, or null for a private Unix socket"
@@ -270,6 +280,8 @@ class VllmServer:
             raise InferenceError("vLLM is not running: start it first")
         if self._broken:
             raise InferenceError(f"vLLM's weights are undefined since an update failed: {self._broken}")
+        if self._behind:
+            raise InferenceError(f"vLLM was started again and has no weights of version {self._behind} yet")
         return self._model
 
     async def _sample(self, ids: "NDArray[np.int32]", parameters: Mapping[str, Any], session: str) -> Mapping[str, Any]:
@@ -285,6 +297,7 @@ class VllmServer:
             }
         )
         for attempt in range(_ATTEMPTS):
+            self._serving()  # another process may have taken the place of the one that broke off
             try:
                 response = await self._post("/inference/v1/generate", body, self.request_timeout_s)
                 break
@@ -306,7 +319,8 @@ class VllmServer:
 
         Raises WeightSyncError when the file does not fit the served model, RunError when the server fails; after the
         latter the engine refuses to sample, since the weights are undefined."""
-        self._serving()
+        if self._client is None or self._broken:
+            raise InferenceError(self.failure() or "vLLM is not running: start it first")
         await asyncio.to_thread(check_same, weights, self._shapes)
         async with self._gate.exclusive():
             self._broken = f"version {version} was not loaded to its end"
@@ -318,7 +332,7 @@ class VllmServer:
             if answer.get("success") is not True:
                 raise WeightSyncError(f"vLLM did not drop its prefix cache after loading version {version}")
             await self._control("/resume")
-            self._version, self._broken = version, ""
+            self._version, self._broken, self._behind = version, "", 0
 
     async def _control(self, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """One call of vLLM's control endpoints. Raises RunError."""

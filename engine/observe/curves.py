@@ -6,7 +6,7 @@ Refuses a folder that holds no run.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from engine.core.errors import ConfigError
@@ -90,8 +90,17 @@ def read_curves(layout: Layout) -> Curves:
 
 
 def _rewards(reader: Reader, step: int, split: Split) -> Rewards:
-    rewards: dict[str, list[float]] = {}
-    for row in reader.rows(step, split, ("task", "reward")):
+    names = tuple(reader.trials(step, split))
+    folder = reader.layout.trials(step, split).absolute()
+    return _read_rewards(reader.layout.root.absolute(), step, split, names, folder.stat().st_mtime_ns if names else 0)
+
+
+@lru_cache(maxsize=4096)
+def _read_rewards(root: Path, step: int, split: Split, names: tuple[str, ...], changed_ns: int) -> Rewards:  # noqa: ARG001
+    """Kept while the folder stays as it is: trials do not change, and a run may have thousands. `changed_ns`: a key."""
+    reader, rewards = Reader(Layout(root=root)), dict[str, list[float]]()
+    for name in names:
+        row = reader.row(step, split, name, ("task", "reward"))
         if row["reward"] is not None:
             rewards.setdefault(row["task"], []).append(row["reward"])
     return rewards

@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config.built import Built
-from engine.core.errors import RunError
-from engine.core.records import Batch, Group, Scored, StepRecord
+from engine.core.errors import LegoError, RunError
+from engine.core.records import Batch, Group, Recomputed, Scored, StepRecord
 from engine.observe.trials import trial_metrics
 from engine.run.workbench import Workbench
 from engine.samples.alignment import check_batch, compare_batch
 from engine.samples.groups import make_groups
 from engine.samples.rows import make_batch
 from engine.store.layout import Layout
+from engine.store.writer import Writer
 
 Tell = Callable[[str], None]
 """Hears what the optimiser does next."""
@@ -36,7 +37,12 @@ class Optimiser:
         self._algorithm = built.algorithm
         self._bench = bench
         self._layout = layout
+        self._writer = Writer(layout)
         self._probe_of_weights = built.inference.probe
+        self._version = 0
+        self._probed: Mapping[str, float] = {}
+        self._tell: Tell = lambda _: None
+        bench.engine.bring = self._bring
 
     async def resume(self, checkpoints: Sequence[int], tell: Tell) -> int:
         """Go on at the newest checkpoint; returns its version, 0 when there is none. Probes the engine either way."""
@@ -44,8 +50,7 @@ class Optimiser:
         if version:
             tell(f"loading checkpoint {version}")
             await asyncio.to_thread(self._bench.trainer.load, self._layout.checkpoint(version))
-            await self._transfer(version, tell)
-        await self._probe(tell)
+        await self._hand_over(version, tell)
         return version
 
     async def step(self, step: int, scored: Sequence[Scored], tell: Tell) -> dict[str, float]:
@@ -59,9 +64,10 @@ class Optimiser:
         begun = time.monotonic()
         result = dict(await asyncio.to_thread(self._bench.trainer.step, batch))
         trained = time.monotonic()
-        agreement = _agreement(batch, result.pop("old_logprobs"))
-        await self._transfer(step + 1, tell)
-        probed = await self._probe(tell)
+        old = result.pop("old_logprobs")
+        agreement = _agreement(batch, old)
+        await asyncio.to_thread(self._writer.recomputed, step, _recomputed(groups, batch, old))
+        probed = await self._hand_over(step + 1, tell)
         return {
             **_rewards(groups),
             **trial_metrics(scored),
@@ -99,21 +105,35 @@ class Optimiser:
             folder.rename(gone)
             shutil.rmtree(gone)
 
-    async def _transfer(self, version: int, tell: Tell) -> None:
-        tell("moving the weights into the engine")
-        path = self._layout.scratch / f"weights-{version}.safetensors"
+    async def _hand_over(self, version: int, tell: Tell) -> Mapping[str, float]:
+        """The engine has the trainer's weights, proven, also where it dies on the way; returns the probe's metrics."""
+        self._version, self._tell = version, tell
         try:
-            await asyncio.to_thread(self._bench.trainer.export, path)
-            await self._bench.inference.update_weights(path, version)
-        finally:
-            path.unlink(missing_ok=True)
+            await self._bring()
+        except LegoError:
+            if not self._bench.engine.failure():
+                raise
+            await self._bench.engine.revive()  # which calls `_bring`
+        return self._probed
 
-    async def _probe(self, tell: Tell) -> Mapping[str, float]:
-        tell("comparing engine and trainer")
+    async def _bring(self) -> None:
+        if self._version:
+            await self._transfer()
+        self._tell("comparing engine and trainer")
         bench = self._bench
         if self._probe_of_weights is None:
             raise RunError("an engine without a probe cannot be trained: nothing would show that it has the weights")
-        return await self._probe_of_weights.check(bench.model, bench.inference.score, bench.trainer.score)
+        score = bench.engine.inference.score
+        self._probed = await self._probe_of_weights.check(bench.model, score, bench.trainer.score)
+
+    async def _transfer(self) -> None:
+        self._tell("moving the weights into the engine")
+        path = self._layout.scratch / f"weights-{self._version}.safetensors"
+        try:
+            await asyncio.to_thread(self._bench.trainer.export, path)
+            await self._bench.engine.inference.update_weights(path, self._version)
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _rewards(groups: Sequence[Group]) -> dict[str, float]:
@@ -132,6 +152,22 @@ def _rewards(groups: Sequence[Group]) -> dict[str, float]:
         "trials/excluded": sum(len(group.excluded) for group in groups),
         **{f"termination/{name}": count / len(rewards) for name, count in endings.items()},
     }
+
+
+def _recomputed(groups: Sequence[Group], batch: Batch, old: Sequence[NDArray[np.float32]]) -> list[Recomputed]:
+    """The trainer's log-probabilities under the names of the trials; `make_batch` keeps the order of the groups."""
+    kept = [scored.trajectory for group in groups for scored in group.kept]
+    segments = [(one.trial.key, number) for one in kept for number in range(len(one.segments))]
+    return [
+        Recomputed(
+            trial=key,
+            segment=number,
+            policy_version=batch.policy_version,
+            advantage=row.advantage,
+            logprobs=values[row.target],
+        )
+        for (key, number), row, values in zip(segments, batch.rows, old, strict=True)
+    ]
 
 
 def _agreement(batch: Batch, recomputed: Sequence[NDArray[np.float32]]) -> dict[str, float]:

@@ -27,6 +27,8 @@ class Schedule:
     """Trials in flight at a time."""
     max_attempts: int
     """Tries per trial by one start of the run when infrastructure fails, the first included."""
+    engine_restarts: int
+    """Times that one start of the run starts a dead engine again; 0: its death ends the run."""
     staleness_threshold: int
     """Weight versions that a trained token may lag behind; 0: rollouts and updates alternate."""
     partial_rollouts: bool

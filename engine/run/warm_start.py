@@ -12,7 +12,6 @@ Refuses a pool without warm-start tasks and a demonstration that was not kept.
 import asyncio
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,17 +25,18 @@ from engine.core.contracts import ImageStore, Say, WarmStartedModel
 from engine.core.errors import ConfigError, RunError
 from engine.core.paths import cache_dir
 from engine.core.records import Demonstration, ModelInfo, Scored, Task, Trial, TrialKey
+from engine.core.temporary import temporary_folder
 from engine.inference.script import Turn
 from engine.inference.scripted import ScriptedEngine
 from engine.proxy.app import LlmProxy
 from engine.run import demonstrations
 from engine.run.demonstrations import read_repairs, row, script
+from engine.run.drain import Drain
+from engine.run.keeper import EngineKeeper
 from engine.run.plan import derived_seed
 from engine.run.rollout import Rollout
 from engine.run.trial import Workshop
 from engine.store.layout import Layout
-from engine.store.reader import Reader
-from engine.store.writer import Writer
 from engine.tokens.load import load_renderer
 from engine.tokens.tokenizer import CheckpointTokenizer
 
@@ -94,11 +94,9 @@ async def make(built: Built, images: ImageStore, say: Say) -> None:
     if not taught:
         way_out = "choose a pool that has some (tasks=laptop), or a model that is not warm-started"
         raise ConfigError("tasks", built.config["tasks"]["_target_"], "has no task for the warm start", way_out)
-    drafts = cache_dir() / "models"
-    drafts.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".warm-start-", dir=drafts) as folder:
-        draft = Path(folder) / "draft"
-        demonstrated = await _demonstrate(built, model, taught, images, (Path(folder), say))
+    with temporary_folder("warm-start", cache_dir() / "models") as folder:
+        draft = folder / "draft"
+        demonstrated = await _demonstrate(built, model, taught, images, (folder, say))
         say("warm start: training the tokeniser")
         texts = await asyncio.to_thread(_texts, demonstrated, tasks)
         info = await asyncio.to_thread(model.draft, texts, draft)
@@ -142,7 +140,7 @@ async def _demonstrate(
         await proxy.start(blank, engine)
         await built.sandbox.start(images, f"warm-start-{built.hash}")
         shop = Workshop.of(built, images, proxy, folder / "scratch")
-        rollout = Rollout(shop, engine, built.schedule, Reader(layout), Writer(layout))
+        rollout = Rollout(shop, EngineKeeper(engine, 0, say), built.schedule, layout, Drain())
         scored = await rollout.run(0, trials, show, again)
     finally:
         await proxy.stop()

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config.built import Built
-from engine.core.contracts import ImageStore, Inference, Trainer
+from engine.core.contracts import ImageStore, Say, Trainer
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.records import ImageSpec, ModelInfo
 from engine.run import warm_start
+from engine.run.keeper import EngineKeeper
 from engine.run.trial import Workshop
 from engine.sandbox.images import DebianImageStore
 from engine.store.layout import Layout
@@ -28,7 +29,7 @@ class Workbench:
     """All started."""
 
     model: ModelInfo
-    inference: Inference
+    engine: EngineKeeper
     trainer: Trainer
     shop: Workshop
 
@@ -66,11 +67,11 @@ def check_machine(built: Built, images: ImageStore, *, model: bool = True) -> No
 
 @asynccontextmanager
 async def open_workbench(
-    built: Built, layout: Layout, images: DebianImageStore, tell: Callable[[str], None] = lambda _: None
+    built: Built, layout: Layout, images: DebianImageStore, tell: Callable[[str], None], say: Say
 ) -> AsyncIterator[Workbench]:
     """Start all components; on leaving, by success, error or cancellation, stop what was started.
 
-    `tell` hears what is being started or stopped.
+    `tell` hears what is being started or stopped, `say` of an engine that is started again.
 
     What fails while stopping is raised only where nothing else is: the first failure says what is wrong."""
     model = built.model.info()
@@ -87,7 +88,7 @@ async def open_workbench(
         await _start_trainer_and_engine(built, model, layout, tell)
         yield Workbench(
             model=model,
-            inference=built.inference,
+            engine=EngineKeeper(built.inference, built.schedule.engine_restarts, say),
             trainer=built.train,
             shop=Workshop.of(built, images, built.proxy, layout.scratch),
         )

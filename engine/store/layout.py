@@ -56,6 +56,11 @@ class Layout:
         return self.root / "steps"
 
     @property
+    def tokenizer(self) -> Path:
+        """The model's own, so that tokens can be read where the model is not at hand."""
+        return self.root / "tokenizer.json"
+
+    @property
     def tensorboard(self) -> Path:
         return self.root / "tensorboard"
 
@@ -81,12 +86,27 @@ class Layout:
         """Files that only a live run needs: weights on their way, staged trees."""
         return self.root / "scratch"
 
+    @property
+    def ledgers(self) -> Path:
+        """One file per step: what became of each trial."""
+        return self.root / "ledger"
+
+    def ledger(self, step: int) -> Path:
+        return self.ledgers / f"step={step:06d}.jsonl"
+
     def step(self, step: int) -> Path:
         return self.steps / f"step={step:06d}.parquet"
 
+    def recomputed(self, step: int) -> Path:
+        """What the trainer made of the step's trials, of all in one file."""
+        return self.root / "recomputed" / f"step={step:06d}.parquet"
+
+    def rollouts(self, split: Split) -> Path:
+        """One folder for each step that has trials of a split."""
+        return self.root / ("trajectories" if split == "train" else split)
+
     def trials(self, step: int, split: Split) -> Path:
-        kind = "trajectories" if split == "train" else split
-        return self.root / kind / f"step={step:06d}"
+        return self.rollouts(split) / f"step={step:06d}"
 
     def trial(self, step: int, split: Split, key: TrialKey) -> Path:
         return self.trials(step, split) / f"{key}.parquet"

@@ -3,6 +3,7 @@
 Refuses a file that is damaged all the same (a disk, an editor), naming it and what becomes of the run without it.
 """
 
+import json
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 
 from engine.core.errors import RunError
 from engine.core.records import Scored, Split, StepRecord, Trial
@@ -19,8 +21,12 @@ from engine.store.codec import from_row
 from engine.store.layout import Layout
 from engine.store.state import read_state
 
-_DAMAGE = (pa.ArrowException, OSError, EOFError, ValueError, TypeError, KeyError, IndexError, zipfile.BadZipFile)
+_DAMAGE = (
+    *(pa.ArrowException, zipfile.BadZipFile, yaml.YAMLError),
+    *(OSError, EOFError, ValueError, TypeError, KeyError, IndexError),
+)
 _SAMPLED_AGAIN = "delete it and the same command samples that trial again"
+_SHOWN_ONLY = "the run does not depend on it"
 _RESTORE = "restore it from a copy, or set the run aside with run.fresh=true"
 
 
@@ -55,11 +61,48 @@ class Reader:
 
     def rows(self, step: int, split: Split, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Plain rows of all finished trials of a step; `columns`: only these are read."""
-        for path in sorted(self.layout.trials(step, split).glob("*.parquet")):
-            with _whole(path, _RESTORE), pq.ParquetFile(path) as file:  # half of what `read_table` takes
-                row = file.read(columns=columns and list(columns)).to_pylist()[0]
-                asked = {name: row[name] for name in columns or row}  # `read` leaves out in silence what is not there
-            yield asked
+        for name in self.trials(step, split):
+            yield self.row(step, split, name, columns)
+
+    def row(self, step: int, split: Split, name: str, columns: Sequence[str] | None = None) -> dict[str, Any]:
+        """The plain row of one of `trials`; `columns`: only these are read."""
+        path = self.layout.trials(step, split) / f"{name}.parquet"
+        with _whole(path, _RESTORE), pq.ParquetFile(path) as file:  # half of what `read_table` takes
+            row = file.read(columns=columns and list(columns)).to_pylist()[0]
+            return {name: row[name] for name in columns or row}  # `read` leaves out in silence what is not there
+
+    def trials(self, step: int, split: Split) -> list[str]:
+        """Names of the finished trials of a step (their keys), in order."""
+        return sorted(path.stem for path in self.layout.trials(step, split).glob("*.parquet"))
+
+    def rollouts(self, split: Split) -> list[int]:
+        """Steps (of validations: numbers of updates before them) that have trials of a split, in order."""
+        return _numbers(self.layout.rollouts(split), "step=")
+
+    def recomputed(self, step: int, name: str) -> list[dict[str, Any]] | None:
+        """What the trainer made of one of `trials`, a plain row a segment; None where it was not trained (yet)."""
+        path = self.layout.recomputed(step)
+        if not path.exists():
+            return None
+        with _whole(path, _SHOWN_ONLY):
+            rows = pq.read_table(path, partitioning=None, filters=[("trial", "=", name)]).to_pylist()
+            return sorted(rows, key=lambda row: row["segment"]) or None
+
+    def config(self) -> dict[str, Any] | None:
+        """The contents of `config.yaml`; None before the first start."""
+        path = self.layout.config
+        if not path.exists():
+            return None
+        with _whole(path, _RESTORE):
+            return dict(yaml.safe_load(path.read_bytes()))
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """All alarms, oldest first."""
+        found = []
+        for path in sorted(self.layout.alerts.glob("*.json")):
+            with _whole(path, _SHOWN_ONLY):
+                found.append(dict(json.loads(path.read_text())))
+        return found
 
     def trial(self, step: int, trial: Trial) -> Scored | None:
         """A finished trial as records, or None when it is not (or no longer wholly) there."""
@@ -79,5 +122,10 @@ class Reader:
 
     def checkpoints(self) -> list[int]:
         """Versions of the whole checkpoints, oldest first."""
-        found = (path.name.removeprefix("version=") for path in self.layout.checkpoints.glob("version=*"))
-        return sorted(int(name) for name in found if name.isdecimal())
+        return _numbers(self.layout.checkpoints, "version=")
+
+
+def _numbers(folder: Path, prefix: str) -> list[int]:
+    """The numbers N of the entries `<prefix>N`, in order."""
+    found = (path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*"))
+    return sorted(int(name) for name in found if name.isdecimal())

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from engine.core.errors import RunError
 from engine.store.layout import Layout, write_whole
 
-Phase = Literal["starting", "rollout", "train", "sync", "validation", "finished", "failed", "interrupted"]
+Phase = Literal["starting", "rollout", "train", "sync", "validation", "checkpoint", "finished", "failed", "interrupted"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,22 +4,23 @@ import io
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from engine.core.records import Scored, StepRecord
+from engine.core.records import Recomputed, Scored, StepRecord
 from engine.store.codec import routing_arrays, to_row
 from engine.store.layout import Layout, write_whole
 from engine.store.schema import record_schema
 
 
-def _parquet(record: str, row: Mapping[str, Any]) -> bytes:
-    buffer, table = io.BytesIO(), pa.Table.from_pylist([row], schema=record_schema(record))
-    # One row: dictionaries and statistics would only hold every value once more.
+def _parquet(record: str, rows: Sequence[Mapping[str, Any]]) -> bytes:
+    buffer, table = io.BytesIO(), pa.Table.from_pylist(list(rows), schema=record_schema(record))
+    # One row, or rows that are all different: dictionaries and statistics would only hold every value once more.
     pq.write_table(table, buffer, compression="zstd", use_dictionary=False, write_statistics=False)
     return buffer.getvalue()
 
@@ -38,7 +39,7 @@ class Writer:
             buffer = io.BytesIO()
             np.savez(buffer, **arrays)
             write_whole(self.layout.routing(step, trial.split, trial.key), buffer.getvalue())
-        write_whole(self.layout.trial(step, trial.split, trial.key), _parquet("trial", to_row(scored)))
+        write_whole(self.layout.trial(step, trial.split, trial.key), _parquet("trial", [to_row(scored)]))
 
     def forget_routing(self, step: int) -> None:
         """Delete all routed experts up to a step, retried attempts' too: they are large, and useless once trained."""
@@ -52,7 +53,17 @@ class Writer:
             "policy_version": record.policy_version,
             "metrics": list(record.metrics.items()),
         }
-        write_whole(self.layout.step(record.step), _parquet("step", row))
+        write_whole(self.layout.step(record.step), _parquet("step", [row]))
+
+    def recomputed(self, step: int, rows: Sequence[Recomputed]) -> None:
+        """Keep what the trainer made of a step's trials; one that is trained again after a restart replaces it."""
+        plain = [{**vars(row), "trial": str(row.trial)} for row in rows]
+        write_whole(self.layout.recomputed(step), _parquet("recomputed", plain))
+
+    def tokenizer(self, model: Path) -> None:
+        """Keep the `tokenizer.json` of a checkpoint folder, once: a run can be read when the model is gone."""
+        if not self.layout.tokenizer.exists():
+            write_whole(self.layout.tokenizer, (model / "tokenizer.json").read_bytes())
 
     def json(self, name: str, value: Mapping[str, Any]) -> None:
         write_whole(self.layout.root / name, (json.dumps(value, indent=2) + "\n").encode())

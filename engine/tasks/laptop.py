@@ -12,7 +12,6 @@ import asyncio
 import hashlib
 import json
 import math
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -29,6 +28,7 @@ from engine.core.errors import ConfigError, RunError
 from engine.core.patch import make
 from engine.core.paths import cache_dir
 from engine.core.records import ImageSpec, Task
+from engine.core.temporary import temporary_folder
 from engine.core.together import side_by_side
 from engine.tasks.audit import Audit, audit, read_audit
 from engine.tasks.bundles import Bundle, Kind, known_packages, real_bundle
@@ -200,8 +200,8 @@ class LaptopPool:
             if len(answers) % 20 == 0:
                 say(f"tasks: {len(answers)} of {len(chosen)} graded")
 
-        with tempfile.TemporaryDirectory(prefix="lego-rl-laptop-") as folder:
-            await side_by_side([partial(one, item, Path(folder)) for item in chosen], self.workers)
+        with temporary_folder("laptop") as folder:
+            await side_by_side([partial(one, item, folder) for item in chosen], self.workers)
         return answers
 
     def _draw_up(self, item: Chosen, bundle: Bundle, folder: Path) -> Task:
@@ -290,14 +290,11 @@ def _write_whole(file: Path, text: str) -> None:
 @contextmanager
 def _appearing(final: Path) -> Iterator[Path]:
     """A new folder that becomes `final` once all is in it."""
-    final.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".build-", dir=final.parent))
-    try:
-        (scratch / "new").mkdir()
-        yield scratch / "new"
-        (scratch / "new").rename(final)
-    except OSError:
-        if not (final / "report.json").is_file():  # another process may have built the same
-            raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with temporary_folder("build", final.parent) as scratch:
+        try:
+            (scratch / "new").mkdir()
+            yield scratch / "new"
+            (scratch / "new").rename(final)
+        except OSError:
+            if not (final / "report.json").is_file():  # another process may have built the same
+                raise

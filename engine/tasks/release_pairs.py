@@ -11,8 +11,6 @@ the layout. Refuses a change log that does not name the release, a source or tes
 import asyncio
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,6 +23,7 @@ from engine.core.errors import ConfigError, RunError
 from engine.core.patch import difference, under
 from engine.core.paths import cache_dir
 from engine.core.records import ImageSpec, Task
+from engine.core.temporary import temporary_folder
 from engine.tasks.changelog import release_notes
 from engine.tasks.grading import Grading
 from engine.tasks.harbor import Draft, Limits, read_task, write_task
@@ -205,13 +204,10 @@ class ReleasePairs:
         (image,) = self.images()
         draft = make_draft(pair, image=image, limits=self._limits(), workdir=self.workdir)
         final = self._directory(pair).parent
-        final.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".build-", dir=final.parent))
-        try:
-            write_task(draft, scratch / "new" / pair.name)
-            (scratch / "new").rename(final)
-        except OSError:
-            if not self._directory(pair).is_dir():  # another process may have built the same
-                raise
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        with temporary_folder("build", final.parent) as scratch:
+            try:
+                write_task(draft, scratch / "new" / pair.name)
+                (scratch / "new").rename(final)
+            except OSError:
+                if not self._directory(pair).is_dir():  # another process may have built the same
+                    raise

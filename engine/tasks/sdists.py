@@ -1,25 +1,21 @@
 """Source distributions from the package index, by name, release and sha256.
 
-Invariant: `cache/sdists/SHA256/FILE` holds exactly those bytes or does not exist. Fetched by the ordinary pip client
-from whatever index this machine's pip is configured for; pip itself checks each hash before it looks into an archive.
+Invariant: `cache/sdists/SHA256/FILE` holds exactly those bytes or does not exist (`engine.core.archives` fetches it).
 Refuses archives with links, special files or paths that leave the archive's one top folder.
 """
 
-import hashlib
-import os
-import sys
 import tarfile
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from engine.core.archives import Archive, download
 from engine.core.contracts import Say
-from engine.core.errors import PatchError, RunError
+from engine.core.errors import PatchError
 from engine.core.patch import safe_path
 from engine.core.paths import cache_dir
-from engine.core.processes import run_checked
+from engine.core.temporary import temporary_folder
 from engine.core.together import side_by_side
 
 _MAX_BYTES = 64 << 20
@@ -30,13 +26,8 @@ _VERSION_CONTROL = frozenset({".git", ".hg", ".svn", ".bzr"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sdist:
+class Sdist(Archive):
     """One source distribution."""
-
-    package: str
-    version: str
-    file: str
-    sha256: str
 
     @property
     def path(self) -> Path:
@@ -66,31 +57,11 @@ def _batches(sdists: list[Sdist]) -> list[list[Sdist]]:
 
 
 async def _download(batch: list[Sdist]) -> None:
-    root = cache_dir() / "sdists"
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as folder:
-        requirements = Path(folder) / "requirements.txt"
-        requirements.write_text("".join(f"{s.package}=={s.version} --hash=sha256:{s.sha256}\n" for s in batch))
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        command += ["--no-binary", ",".join(sdist.package for sdist in batch), "--require-hashes"]
-        command += ["--dest", folder, "--requirement", str(requirements)]
-        # Also its scratch: pip that is killed leaves what it unpacked.
-        code, output = await run_checked(command, environment={**os.environ, "TMPDIR": folder})
-        if code != 0:
-            last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
-            names = " ".join(f"{sdist.package}=={sdist.version}" for sdist in batch)
-            raise RunError(
-                f"pip could not download the sdists of {names}: {last}; check `pip download` on this machine"
-            )
+    with temporary_folder("fetch", cache_dir() / "sdists") as folder:
+        await download(batch, folder)
         for sdist in batch:
-            _keep(Path(folder) / sdist.file, sdist)
-
-
-def _keep(fetched: Path, sdist: Sdist) -> None:
-    if not fetched.is_file() or hashlib.sha256(fetched.read_bytes()).hexdigest() != sdist.sha256:
-        raise RunError(f"pip did not bring {sdist.file} with sha256 {sdist.sha256}; another file stands in the index")
-    sdist.path.parent.mkdir(parents=True, exist_ok=True)
-    fetched.replace(sdist.path)
+            sdist.path.parent.mkdir(parents=True, exist_ok=True)
+            (folder / sdist.file).replace(sdist.path)
 
 
 def unpack(sdist: Sdist) -> dict[str, tuple[bytes, bool]]:

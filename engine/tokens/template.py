@@ -2,13 +2,17 @@
 
 At load a tool's result and a user's message are appended to a stand-in conversation; a template that rewrites what
 stands before them is refused, since with it no sampled token could keep its context. Each later extension is proved
-again for its own messages.
+again for its own messages. Without a parser of tool calls it refuses requests that offer tools.
 """
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.core.errors import ConfigError
 from engine.tokens.backed import BackedRenderer
+from engine.tokens.renderer import CannotRender, Chat, Tools
 from engine.tokens.tokenizer import CheckpointTokenizer
 
 _PROBE_TOOL = {
@@ -19,6 +23,15 @@ _PROBES: dict[str, tuple[dict[str, Any], ...]] = {
     "a tool's result": ({"role": "tool", "tool_call_id": "call00001", "content": "result"},),
     "a user's message": ({"role": "user", "content": "go on"},),
 }
+
+
+class _PlainText(BackedRenderer):
+    """Without a parser no call could be read from an answer: a request with tools is refused, not answered in vain."""
+
+    def render(self, messages: Chat, tools: Tools) -> NDArray[np.int32]:
+        if tools:
+            raise CannotRender("model.renderer=template reads no tool calls; let the harness work in plain text")
+        return super().render(messages, tools)
 
 
 def template_renderer(tool_parser: str | None, thinking: bool, tokenizer: CheckpointTokenizer) -> BackedRenderer:
@@ -34,7 +47,7 @@ def template_renderer(tool_parser: str | None, thinking: bool, tokenizer: Checkp
         inner = create_renderer(full, DefaultRendererConfig(tool_parser=tool_parser, enable_thinking=thinking))
     except (ValueError, KeyError) as problem:
         raise ConfigError("model.renderer", f"template:{tool_parser}", str(problem), "name a known parser") from None
-    renderer = BackedRenderer("template", inner, tokenizer)
+    renderer = (BackedRenderer if tool_parser else _PlainText)("template", inner, tokenizer)
     for name, new in _PROBES.items():
         if renderer.proved_tail(new, (_PROBE_TOOL,)) is None:
             fault = f"the chat template is not prefix-exact: appending {name} changes what stands before it"

@@ -8,8 +8,6 @@ error, never downloaded in silence.
 import asyncio
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from engine.core.contracts import Say
 from engine.core.errors import ConfigError
 from engine.core.paths import cache_dir
 from engine.core.records import ModelInfo
+from engine.core.temporary import temporary_folder
 
 
 class TinyQwen3Moe:
@@ -85,14 +84,12 @@ class TinyQwen3Moe:
             if error.key != "model.name":
                 raise error
         say(f"model {self.name}: training the tokeniser and drawing weights")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-        try:
+        with temporary_folder("model", path.parent) as folder:
+            draft = folder / "draft"
+            draft.mkdir()
             size = await asyncio.to_thread(self._write, draft)
             draft.chmod(0o755)
             move_into_place(draft, path)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
         say(f"model {self.name}: {size / 1e6:.1f} M parameters in {path}")
 
     def _write(self, folder: Path) -> int:

@@ -34,6 +34,11 @@ APART = {
     ("tasks", "harbor"): ["model=tiny_qwen3_moe"],
     ("tasks", "release_pairs"): ["model=tiny_qwen3_moe"],
     ("schedule", "node"): ["job=show"],
+    ("model", "smollm2_135m"): [
+        "proxy=short",
+        "harness=mini_swe_agent",
+        "harnesses.mini_swe_agent.native_tool_calling=false",
+    ],
     ("proxy", "paper"): ["model=qwen3_5_35b_a3b", "model.path=/models/qwen"],
 }
 """What an option needs beside it: the rules that span groups hold for whole configurations."""

@@ -18,6 +18,7 @@ HEAVY = (
     "renderers",
     "tokenizers",
     "plotly",
+    "gguf",
 )
 
 HELP = """

@@ -17,10 +17,11 @@ import pytest
 from engine.config.assemble import assemble
 from engine.config.compose import compose
 from engine.core.contracts import ImageStore, SandboxRuntime
-from engine.core.records import ImageSpec, Patch, Task, Verdict
+from engine.core.records import ImageSpec, Patch, StepRecord, Task, Verdict
 from engine.run.jobs.train import TrainJob
 from engine.store.layout import Layout
 from engine.store.reader import Reader
+from engine.ui.tokens import tokens_page
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -145,3 +146,18 @@ def test_two_updates_change_the_weights_in_trainer_and_engine_alike(tmp_path: Pa
         assert record.metrics["alignment/max_abs_dlogp"] <= 1e-3
     # the second step's tokens were sampled by updated weights, and the trainer's agree with them
     assert steps[1].metrics["alignment/tokens"] == steps[1].metrics["tokens/trained"]
+    for record in steps:
+        assert_every_trained_token_can_be_looked_at(built.directory, record)
+
+
+def assert_every_trained_token_can_be_looked_at(directory: Path, record: StepRecord) -> None:
+    """With its text and both log-probabilities, which differ as the step's metrics say."""
+    gaps = []
+    for name in Reader(Layout(root=directory)).trials(record.step, "train"):
+        asked = {"run": directory.name, "step": str(record.step), "trial": name, "only": "sampled"}
+        page = tokens_page(directory.parent, asked)
+        assert (page["why_no_texts"], page["why_not_recomputed"]) == ("", "")
+        assert all(token["text"] for token in page["tokens"])
+        gaps += [abs(token["gap"]) for token in page["tokens"] if token["target"]]
+    assert len(gaps) == record.metrics["tokens/trained"]
+    assert max(gaps) == pytest.approx(record.metrics["alignment/max_abs_dlogp"], rel=1e-6)

@@ -41,6 +41,41 @@ def test_a_signal_ends_a_run_in_order(number: signal.Signals) -> None:
     assert process.returncode == program.INTERRUPTED
 
 
+def test_the_first_signal_drains_a_job_that_can_and_the_second_stops_it() -> None:
+    job = """
+class Job:
+    def __init__(self): self.asked = asyncio.Event()
+    def drain(self): self.asked.set()
+    async def run(self, built):
+        print("ready", flush=True)
+        try:
+            await self.asked.wait()
+            print("draining", flush=True)
+            if "waits" in sys.argv: await asyncio.sleep(600)
+        finally:
+            print("tidied", flush=True)
+        from engine.core.errors import Interrupted
+        raise Interrupted("as asked")
+program.assemble = lambda composed: SimpleNamespace(job=Job())
+"""
+    script = WAITING.replace("program.run_command", job + "program.run_command")
+    for waits in (False, True):
+        command = [sys.executable, "-c", script, *(["waits"] if waits else [])]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "draining\n"
+        if waits:
+            process.send_signal(signal.SIGTERM)
+        lines = ["finishing what is running; once more stops it", *(["stopping"] if waits else [])]
+        told = "\n".join([*lines, "interrupted; the same command goes on", ""])
+        with process:
+            assert process.stderr is not None
+            assert (process.stdout.read(), process.stderr.read()) == ("tidied\n", told)
+        assert process.returncode == program.INTERRUPTED
+
+
 def test_a_run_that_a_script_started_in_the_background_can_be_ended() -> None:
     ignoring = [sys.executable, "-c", "import signal; signal.signal(2, signal.SIG_IGN)" + WAITING]
     process = subprocess.Popen(ignoring, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -15,13 +15,13 @@ from engine.core.records import Scored, Trial, TrialKey
 from engine.observe.observer import Observer
 from engine.run import warm_start
 from engine.run.directory import check_directory, open_directory
+from engine.run.drain import Drain
 from engine.run.gate import Goals, gate, gate_lines
 from engine.run.plan import derived_seed
 from engine.run.rollout import Rollout
 from engine.run.workbench import check_machine, open_workbench
 from engine.sandbox.images import DebianImageStore
 from engine.store.layout import Layout
-from engine.store.reader import Reader
 from engine.store.writer import Writer
 
 
@@ -80,8 +80,11 @@ class SftJob:
         place.root.mkdir(parents=True, exist_ok=True)
         done: list[Scored] = []
 
-        async with open_workbench(built, place, images, lambda what: observer.phase(what, 0, 0, "")) as bench:
-            rollout = Rollout(bench.shop, bench.inference, built.schedule, Reader(place), Writer(place))
+        def tell(what: str) -> None:
+            observer.phase(what, 0, 0, "")
+
+        async with open_workbench(built, place, images, tell, observer.say) as bench:
+            rollout = Rollout(bench.shop, bench.engine, built.schedule, place, Drain())
 
             def show(scored: Scored) -> None:
                 done.append(scored)

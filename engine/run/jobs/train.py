@@ -16,17 +16,18 @@ import yaml
 from engine.config.built import Built
 from engine.config.bundle import describe, fingerprint
 from engine.core.contracts import DoubtedPool
-from engine.core.errors import ConfigErrors, LegoError, RunError
+from engine.core.errors import ConfigErrors, Interrupted, LegoError, RunError
 from engine.core.records import Scored, Trial
 from engine.observe.learning import write_report
 from engine.observe.observer import Observer
 from engine.observe.progress import Note
 from engine.observe.summary import summarise
 from engine.run.directory import check_directory, open_directory
+from engine.run.drain import Drain
 from engine.run.optimise import Optimiser
 from engine.run.plan import Plan, Sampling
 from engine.run.reproduce import fingerprints, tell
-from engine.run.rollout import Rollout
+from engine.run.rollout import Rollout, entry
 from engine.run.workbench import Workbench, check_machine, open_workbench
 from engine.sandbox.images import DebianImageStore
 from engine.store.layout import Layout
@@ -37,6 +38,13 @@ from engine.store.writer import Writer
 
 class TrainJob:
     """The main job."""
+
+    def __init__(self) -> None:
+        self._drain = Drain()
+
+    def drain(self) -> None:
+        """End once what is running is finished and written: trials in flight, or the step whose update has begun."""
+        self._drain.ask()
 
     async def run(self, built: Built) -> int:
         """Exit code 0 when all planned steps are done."""
@@ -91,13 +99,15 @@ class TrainJob:
         observer.start(layout, [beat])
         try:
             state.update("starting", steps=plan.steps)
-            async with open_workbench(built, layout, images, lambda what: observer.phase(what, 0, 0, "")) as bench:
-                await _Loop(built, plan, bench, layout, state).run()
+            async with open_workbench(
+                built, layout, images, lambda what: observer.phase(what, 0, 0, ""), observer.say
+            ) as bench:
+                await _Loop(built, plan, bench, layout, state, self._drain).run()
             await _write_report(layout, observer)
             summary = summarise(reader, state.wall_s)
             writer.json("summary.json", summary)
             state.update("finished")
-        except (asyncio.CancelledError, KeyboardInterrupt):
+        except (asyncio.CancelledError, KeyboardInterrupt, Interrupted):
             state.update("interrupted", reason="interrupted; the same command goes on")
             raise
         except LegoError as error:
@@ -115,23 +125,31 @@ class TrainJob:
 class _Loop:
     """The steps of one started run."""
 
-    def __init__(self, built: Built, plan: Plan, bench: Workbench, layout: Layout, state: StateFile) -> None:
+    def __init__(
+        self, built: Built, plan: Plan, bench: Workbench, layout: Layout, state: StateFile, drain: Drain
+    ) -> None:
         self._plan = plan
         self._schedule = built.schedule
         self._state = state
         self._layout = layout
         self._reader, self._writer = Reader(layout), Writer(layout)
         self._observer: Observer = built.observe
-        self._rollout = Rollout(bench.shop, bench.inference, built.schedule, self._reader, self._writer)
+        self._drain = drain
+        self._rollout = Rollout(bench.shop, bench.engine, built.schedule, layout, drain)
+        self._ledger = self._rollout.ledger
         self._optimiser = Optimiser(built, bench, layout)
         self._trainer = bench.trainer
+        self._model = bench.model
 
     async def run(self) -> None:
+        self._writer.tokenizer(self._model.path)
         first = await self._optimiser.resume(self._reader.checkpoints(), self._show)
         if first:
             self._writer.forget_routing(first - 1)
             self._observer.say(f"resuming at step {first + 1}/{self._plan.steps} from checkpoint {first}")
+        self._ledger.settle(first)
         for step in range(first, self._plan.steps):
+            self._drain.check()
             await self._step(step)
 
     async def _step(self, step: int) -> None:
@@ -146,7 +164,10 @@ class _Loop:
         self._state.update("rollout", step=step, policy_version=step)
         scored = await self._sample(step, f"{title} rollout", self._plan.trials(step, step))
         rolled_out = time.monotonic() - begun
+        self._drain.check()
         self._state.update("train")
+        trained = [entry(one.trajectory.trial) for one in scored if not one.trajectory.termination.excluded]
+        self._ledger.move(step, trained, "trained")  # ahead of the update; without its checkpoint it is taken back
         self._show(f"{title} train", lambda: self._trainer.doing)
         metrics |= await self._optimiser.step(step, scored, lambda what: self._sync(f"{title} {what}"))
         metrics["time/rollout_s"] = rolled_out
@@ -154,6 +175,7 @@ class _Loop:
         held_out = await self._validation(step + 1)
         metrics |= held_out
         record = self._optimiser.record(step, metrics)
+        self._state.update("checkpoint")
         self._writer.step(record)
         self._show(f"{title} checkpoint")
         await self._optimiser.checkpoint(step + 1)

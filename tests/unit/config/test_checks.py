@@ -105,6 +105,13 @@ CASES = {
             "set it to at most 600"
         ],
     ),
+    "calls in plain text": (
+        {"model.renderer": "template", "harnesses.b": {"native_tool_calling": True}},
+        [
+            "harnesses.b.native_tool_calling=True: model.renderer=template shows the model no tools and reads no calls "
+            "in its answers; set it to false"
+        ],
+    ),
     "mini-batches": (
         {"train.mini_batches": 9},
         ["train.mini_batches=9: more than the 8 trajectories of a step; set it to at most 8"],
@@ -153,6 +160,8 @@ def test_rule(case: str) -> None:
         {"schedule.staleness_threshold": 1, "schedule.partial_rollouts": True, "job": {"_target_": "other.Job"}},
         {"proxy": {}, "model": {}, "train": {}},
         {"proxy": {"top_p": 1.0}},
+        {"model.renderer": "template", "harnesses.b": {"native_tool_calling": False}},
+        {"model.renderer": "template:qwen3", "harnesses.b": {"native_tool_calling": True}},
         {"proxy": {"top_p": 0.9}, "job": {"_target_": "other.Job"}},
         {"model": {"_target_": "engine.train.warm_start.WarmStarted"}, "tasks": {"_target_": "another.package.Pool"}},
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.temporary import temporary_folder
+from engine.core.temporary import remove_abandoned, temporary_folder
 
 MAKER = """
 import os, sys
@@ -48,3 +48,18 @@ def test_a_living_makers_folder_stays_and_a_dead_ones_goes(base: Path) -> None:
         assert theirs.is_dir()
     with temporary_folder("kind") as mine:
         assert list(base.iterdir()) == [mine]
+
+
+def test_below_another_folder_it_is_hidden_and_can_be_removed_without_a_new_one(base: Path) -> None:
+    script = MAKER.replace(
+        'temporary_folder("kind")', f'temporary_folder("kind", __import__("pathlib").Path("{base}/b"))'
+    )
+    maker = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert maker.stdout is not None
+    theirs = Path(maker.stdout.readline().strip())
+    assert theirs.parent == base / "b" and theirs.name.startswith(".lego-rl-kind-")
+    assert remove_abandoned("*", base / "b") == []
+    maker.kill()
+    maker.communicate()
+    assert remove_abandoned("*", base / "b") == [theirs]
+    assert list((base / "b").iterdir()) == []

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -56,6 +58,12 @@ class Fake:
     def wait_for(self, path: str) -> None:
         while path not in [called for called, _ in self.calls()]:
             time.sleep(0.01)
+
+    def kill(self) -> None:
+        """As the kernel does to a server that takes too much memory; its supervisor lives."""
+        server: Any = self.engine._server
+        (child,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGKILL)
 
     async def sample(self) -> Generation:
         return await self.engine.generate(
@@ -204,6 +212,32 @@ async def test_nothing_is_sampled_after_an_update_that_failed(
             await server.engine.update_weights(server.model.path / "model.safetensors", 5)
         with pytest.raises(InferenceError, match="weights are undefined"):
             await server.sample()
+
+
+async def test_a_server_that_died_is_started_again_and_serves_no_older_weights(fake: Callable[..., Any]) -> None:
+    async with fake(behaviours={GENERATE: ["hang"]}) as server:
+        engine, weights = server.engine, server.model.path / "model.safetensors"
+        await engine.update_weights(weights, 3)
+        lost = asyncio.create_task(server.sample())
+        await asyncio.to_thread(server.wait_for, GENERATE)
+        server.kill()
+        while not engine.failure():
+            await asyncio.sleep(0.01)
+        engine.environment = {**engine.environment, "FAKE_VLLM": "{}"}
+        await engine.restart()
+        with pytest.raises(InferenceError):
+            await lost
+        assert engine.failure() == ""
+        with pytest.raises(InferenceError, match="started again and has no weights of version 3 yet"):
+            await server.sample()
+        await engine.update_weights(weights, 3)
+        assert (await server.sample()).policy_versions.tolist() == [3, 3]
+        assert [path for path, _ in server.calls()].count(GENERATE) == 2
+
+
+async def test_a_server_that_was_never_started_is_not_started_again() -> None:
+    with pytest.raises(RunError, match="never started"):
+        await made().restart()
 
 
 async def test_a_server_without_the_plugin_does_not_start(fake: Callable[..., Any]) -> None:

@@ -11,6 +11,7 @@ from samples_cases import scored
 
 from engine.core.errors import NoTrainableToken, RunError, WeightSyncError
 from engine.core.records import Batch, Scored, Termination
+from engine.run.keeper import EngineKeeper
 from engine.run.optimise import Optimiser
 from engine.samples.advantages import GroupNormalized
 from engine.samples.rewards import AsJudged
@@ -32,9 +33,20 @@ class Bench:
     gap: float = 0.0
     fault: Exception | None = None
 
+    deaths: int = 0
+    """Times that the engine is found dead at a weight update."""
+    dead: bool = False
+
     @property
     def parts(self) -> Any:
-        return SimpleNamespace(model=None, inference=self, trainer=self)
+        return SimpleNamespace(model=None, engine=EngineKeeper(self, 3, self.told.append), trainer=self)  # type: ignore[arg-type]
+
+    def failure(self) -> str:
+        return "it is dead" if self.dead else ""
+
+    async def restart(self) -> None:
+        self.log.append("restart")
+        self.dead = False
 
     def step(self, batch: Batch) -> dict[str, Any]:
         self.log.append("step")
@@ -60,6 +72,9 @@ class Bench:
     async def update_weights(self, weights: Path, version: int) -> None:
         assert weights.exists()
         self.log.append(f"update {version}")
+        if self.deaths:
+            self.deaths, self.dead = self.deaths - 1, True
+            raise RunError("no answer")
         if self.fault is not None:
             raise self.fault
 
@@ -98,6 +113,33 @@ async def test_a_step_trains_then_moves_the_weights_then_probes(tmp_path: Path) 
     assert metrics["alignment/stale_tokens"] == 3 * 4
     assert metrics["alignment/max_abs_dlogp"] == pytest.approx(1e-6, rel=0.1)
     assert "old_logprobs" not in metrics
+
+
+async def test_what_the_trainer_recomputed_is_kept_under_the_names_of_the_trials(tmp_path: Path) -> None:
+    step = a_step()
+    await optimiser(Bench(gap=0.125), tmp_path).step(STEP, step, print)
+    reader = Reader(Layout(root=tmp_path))
+    advantages = {}
+    for one in step[:3]:
+        name = str(one.trajectory.trial.key)
+        found = reader.recomputed(STEP, name)
+        assert found is not None
+        assert [row["segment"] for row in found] == [0, 1, 2]
+        for row, segment in zip(found, one.trajectory.segments, strict=True):
+            assert row["logprobs"] == (segment.logprobs[segment.target] + np.float32(0.125)).tolist()
+            assert row["policy_version"] == STEP
+            advantages[name] = row["advantage"]
+    assert advantages["e0-a-s0-a0"] == -advantages["e0-a-s1-a0"] > 0
+    assert advantages["e0-b-s0-a0"] == 0
+    assert reader.recomputed(STEP, "e0-b-s1-a0") is None  # excluded: the trainer saw nothing of it
+
+
+async def test_a_disk_that_takes_no_more_keeps_nothing_half_and_stops_before_the_weights_move(tmp_path: Path) -> None:
+    bench = Bench()
+    (tmp_path / "recomputed").touch()
+    with pytest.raises(RunError, match="cannot be written"):
+        await optimiser(bench, tmp_path).step(STEP, a_step(), bench.told.append)
+    assert bench.log == ["step"]
 
 
 async def test_trials_read_back_from_the_disk_train_the_same(tmp_path: Path) -> None:
@@ -143,6 +185,22 @@ async def test_a_run_goes_on_at_its_newest_checkpoint_with_the_engine_brought_up
     bench.log.clear()
     assert await optimiser(bench, tmp_path).resume([], bench.told.append) == 0
     assert bench.log == ["probe"]
+
+
+async def test_an_engine_that_dies_while_it_gets_the_weights_is_started_again_and_gets_them(tmp_path: Path) -> None:
+    bench = Bench(deaths=2)
+    metrics = await optimiser(bench, tmp_path).step(STEP, a_step(), bench.told.append)
+    again = ["export", "update 4"]
+    assert bench.log == ["step", *again, "restart", *again, "restart", *again, "probe"]
+    assert "probe/max_abs_dlogp" in metrics
+    assert "it is dead; starting it again (2 of 3)" in bench.told
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+async def test_an_engine_that_keeps_dying_stops_the_run(tmp_path: Path) -> None:
+    bench = Bench(deaths=9)
+    with pytest.raises(RunError, match=r"it is dead after schedule\.engine_restarts=3"):
+        await optimiser(bench, tmp_path).step(STEP, a_step(), bench.told.append)
 
 
 async def test_an_engine_that_cannot_be_probed_is_not_trained(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Components start in an order that refuses early, and all are stopped whatever happens."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +46,13 @@ def built(log: list[str], fails: str = "") -> Any:
     parts: dict[str, Any] = {name: (Threaded if name == "train" else Async)(name, log, fails) for name in PARTS}
     rest = dict.fromkeys(("algorithm", "routing_replay", "verify"))
     stages = SimpleNamespace(stages=())
-    return SimpleNamespace(**parts, **rest, model=Model(), seed=0, harnesses={}, defense=stages)
+    made = SimpleNamespace(**parts, **rest, model=Model(), seed=0, harnesses={}, defense=stages)
+    made.schedule = SimpleNamespace(engine_restarts=0)
+    return made
+
+
+def opened(made: Any, root: Path, tell: Callable[[str], None] = lambda _: None) -> Any:
+    return open_workbench(made, Layout(root=root), None, tell, lambda _: None)  # type: ignore[arg-type]
 
 
 class Model:
@@ -53,7 +60,7 @@ class Model:
 
 
 async def open_and_close(root: Path, log: list[str], fails: str = "") -> None:
-    async with open_workbench(built(log, fails), Layout(root=root), None):  # type: ignore[arg-type]
+    async with opened(built(log, fails), root):
         log.append("run")
 
 
@@ -80,7 +87,7 @@ async def test_it_tells_what_it_starts_and_waits_for(tmp_path: Path) -> None:
             slow.set()
 
     made.inference = Slow("inference", [], "")
-    async with open_workbench(made, Layout(root=tmp_path), None, tell):  # type: ignore[arg-type]
+    async with opened(made, tmp_path, tell):
         told.append("run")
     start = ["starting the proxy", "starting sandboxes", "starting inference and trainer", "starting inference"]
     assert told == [*start, "run", "stopping"]
@@ -109,7 +116,7 @@ async def test_a_trainer_that_cannot_start_ends_the_engines_start(tmp_path: Path
     made = built(log, "start train")
     made.inference = Forever("inference", log, "")
     with pytest.raises(RunError, match="start train"):
-        async with asyncio.timeout(60), open_workbench(made, Layout(root=tmp_path), None):  # type: ignore[arg-type]
+        async with asyncio.timeout(60), opened(made, tmp_path):
             raise AssertionError
     assert log[-5:] == ["start of inference ended", "stop proxy", "stop inference", "stop sandbox", "stop train"]
 
@@ -119,7 +126,7 @@ async def test_an_interrupted_start_stops_everything(tmp_path: Path) -> None:
     made = built(log)
     made.inference = Forever("inference", log, "")
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.2), open_workbench(made, Layout(root=tmp_path), None):  # type: ignore[arg-type]
+        async with asyncio.timeout(0.2), opened(made, tmp_path):
             raise AssertionError
     assert log[-5:] == ["start of inference ended", "stop proxy", "stop inference", "stop sandbox", "stop train"]
 
@@ -127,7 +134,7 @@ async def test_an_interrupted_start_stops_everything(tmp_path: Path) -> None:
 async def test_what_fails_while_stopping_hides_no_failure(tmp_path: Path) -> None:
     log: list[str] = []
     with pytest.raises(ZeroDivisionError):
-        async with open_workbench(built(log, "stop sandbox"), Layout(root=tmp_path), None):  # type: ignore[arg-type]
+        async with opened(built(log, "stop sandbox"), tmp_path):
             raise ZeroDivisionError
     assert log[-1] == "stop train"
 

@@ -14,6 +14,7 @@ from engine.core.records import (
     Finding,
     ImageSpec,
     Patch,
+    Recomputed,
     Scored,
     Segment,
     StepRecord,
@@ -240,6 +241,75 @@ def test_rows_read_only_what_is_asked_for(tmp_path: Path) -> None:
     assert row == {"excluded": False, "timings": [("agent", 1.25)]}
 
 
+def test_what_the_trainer_recomputed_is_read_by_trial(tmp_path: Path) -> None:
+    """Below a folder that pyarrow would take for a partition, as those of a sweep are named."""
+    layout = Layout(root=tmp_path / "trial=x" / "r")
+    writer, reader = Writer(layout), Reader(layout)
+    made = [some_recomputed(sample, segment) for sample in (0, 1) for segment in (1, 0)]
+    assert reader.recomputed(4, str(made[0].trial)) is None
+    writer.recomputed(4, made)
+    writer.recomputed(4, made)  # the step was trained again after a restart
+    found = reader.recomputed(4, str(made[3].trial))
+    assert found is not None
+    assert [row["segment"] for row in found] == [0, 1]
+    assert found[0] == {
+        "trial": "e0-demo-s1-a0",
+        "segment": 0,
+        "policy_version": 4,
+        "advantage": -0.25,
+        "logprobs": made[3].logprobs.tolist(),
+    }
+    assert reader.recomputed(4, "e0-demo-s2-a0") is None
+    layout.recomputed(4).write_bytes(layout.recomputed(4).read_bytes()[:-9])
+    with pytest.raises(RunError, match=r"step=000004\.parquet is damaged .*; the run does not depend on it"):
+        reader.recomputed(4, "e0-demo-s1-a0")
+
+
+def some_recomputed(sample: int, segment: int) -> Recomputed:
+    return Recomputed(
+        trial=TrialKey(run="r", epoch=0, task="demo", sample=sample, attempt=0),
+        segment=segment,
+        policy_version=4,
+        advantage=-0.25,
+        logprobs=np.array([-1e-8, -2.5 - sample], np.float32),
+    )
+
+
+def test_the_tokeniser_is_kept_once(tmp_path: Path) -> None:
+    layout, model = Layout(root=tmp_path / "r"), tmp_path / "model"
+    model.mkdir()
+    for contents in ("first", "another"):
+        (model / "tokenizer.json").write_text(contents)
+        Writer(layout).tokenizer(model)
+    assert layout.tokenizer.read_text() == "first"
+
+
+def test_trials_are_listed_by_step_and_read_by_name(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path)
+    reader = Reader(layout)
+    assert reader.rollouts("train") == reader.trials(2, "train") == []
+    for step in (10, 2):
+        Writer(layout).trial(step, a_scored(tmp_path))
+    (layout.rollouts("train") / "step=old").mkdir()
+    (layout.trials(2, "train") / ".half.parquet.0123").touch()
+    assert reader.rollouts("train") == [2, 10]
+    assert reader.trials(2, "train") == ["e0-demo-s1-a0"]
+    assert reader.row(2, "train", "e0-demo-s1-a0", ("reward",)) == {"reward": 1.0}
+
+
+def test_configuration_and_alarms(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path)
+    reader, writer = Reader(layout), Writer(layout)
+    assert (reader.config(), reader.alerts()) == (None, [])
+    writer.text("config.yaml", "seed: 1\n")
+    writer.alert("correlation", {"step": 3})
+    assert (reader.config(), reader.alerts()) == ({"seed": 1}, [{"alert": "correlation", "step": 3}])
+    for contents in ("[", "- 1", ""):
+        layout.config.write_text(contents)
+        with pytest.raises(RunError, match=r"config\.yaml is damaged"):
+            reader.config()
+
+
 def test_only_folders_of_versions_are_checkpoints(tmp_path: Path) -> None:
     layout = Layout(root=tmp_path)
     for name in ("version=000002", "version=000001", "version=old", ".version=000003.x"):
@@ -293,6 +363,6 @@ def test_a_beat_writes_the_heartbeat_alone_and_only_when_it_is_due(tmp_path: Pat
 
 
 def test_every_column_is_declared_with_a_description() -> None:
-    for name in ("trial", "step"):
+    for name in ("trial", "step", "recomputed"):
         for field in record_schema(name):
             assert field.metadata[b"description"].strip(), field.name

@@ -249,6 +249,16 @@ def test_a_template_that_cannot_prove_itself_is_refused(tmp_path: Path, template
         load_renderer(model_info(make_checkpoint(tmp_path, template), "template"))
 
 
+def test_without_a_parser_no_tools_are_offered(checkpoint: Path, encode: Any, decode: Any) -> None:
+    renderer = load_renderer(model_info(checkpoint, "template"))
+    with pytest.raises(CannotRender, match="let the harness work in plain text"):
+        renderer.render(START, [TERMINAL])
+    prompt = renderer.render(START, [])
+    tail = renderer.extend(prompt, encode("ls<|im_end|>"), [{"role": "user", "content": "out"}], [])
+    assert tail is not None
+    assert decode(tail) == "\n<|im_start|>user\nout<|im_end|>\n<|im_start|>assistant\n"
+
+
 def test_an_unknown_tool_parser_is_refused(checkpoint: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_renderer(model_info(checkpoint, "template:nothing"))

@@ -1,0 +1,139 @@
+"""The ledger: what became of every trial, one line for each change of its state, written ahead of the act.
+
+    pending → running → finished → trained        running → pending    the process that ran it died
+                      → excluded                  trained → finished   its update died with the process
+                                                  finished, excluded → pending   its file is gone
+
+One file per step, `ledger/step=N.jsonl`, only ever appended to; the trial's own file holds what it came to, a step's
+checkpoint that it was trained. Invariant: a trial is in one state, and reaches it by an arrow above. A line that was
+cut by a kill is dropped. Refuses any other change: a trial that runs twice or is trained twice is a defect.
+"""
+
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from engine.core.errors import RunError
+from engine.core.records import Split
+from engine.store.layout import Layout
+
+TrialState = Literal["pending", "running", "finished", "excluded", "trained"]
+Entry = tuple[Split, str]
+"""Split and trial key: names one trial of a step."""
+
+_ARROWS: Mapping[TrialState | None, frozenset[TrialState]] = {
+    None: frozenset({"pending"}),
+    "pending": frozenset({"running"}),
+    "running": frozenset({"finished", "excluded", "pending"}),
+    "finished": frozenset({"trained", "pending"}),
+    "excluded": frozenset({"pending"}),
+    "trained": frozenset({"finished"}),
+}
+
+
+class Ledger:
+    """Of one run directory, written by the process that holds it. Safe to call from threads."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._lock = threading.Lock()
+        self._steps: dict[int, dict[Entry, TrialState]] = {}
+
+    def state(self, step: int, entry: Entry) -> TrialState | None:
+        """None: not planned yet."""
+        with self._lock:
+            return self._opened(step).get(entry)
+
+    def states(self, step: int) -> dict[Entry, TrialState]:
+        with self._lock:
+            return dict(self._opened(step))
+
+    def move(self, step: int, entries: Sequence[Entry], state: TrialState, reason: str = "") -> None:
+        """Write that trials enter a state; all or, where the disk takes no more, none that is read again.
+
+        Raises RunError for a change that no arrow allows."""
+        with self._lock:
+            known = self._opened(step)
+            for entry in entries:
+                if state not in _ARROWS[known.get(entry)]:
+                    raise RunError(
+                        f"ledger: trial {entry[1]} of step {step} is {known.get(entry)} and cannot be {state}"
+                    )
+            lines = [
+                {"at_s": round(time.time(), 3), "split": split, "trial": trial, "state": state, "reason": reason}
+                for split, trial in entries
+            ]
+            self._append(step, "".join(json.dumps(line) + "\n" for line in lines))
+            known.update(dict.fromkeys(entries, state))
+
+    def settle(self, trained: int) -> None:
+        """Agree with the checkpoints: the updates of step `trained` and of later ones are not on disk."""
+        for step in ledger_steps(self._layout):
+            lost = [entry for entry, state in self.states(step).items() if state == "trained"]
+            if step >= trained and lost:
+                self.move(step, lost, "finished", "its update was lost with the process that made it")
+
+    def _opened(self, step: int) -> dict[Entry, TrialState]:
+        if step not in self._steps:
+            self._steps[step] = read_ledger(self._layout, step)
+        return self._steps[step]
+
+    def _append(self, step: int, text: str) -> None:
+        path = self._layout.ledger(step)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a+b") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - 1))
+                cut = file.read(1) not in (b"", b"\n")
+                try:
+                    # What a kill cut off stays a line of its own, which readers drop.
+                    file.write((b"\n" if cut else b"") + text.encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.truncate(size)
+                    raise
+        except OSError as error:
+            raise RunError(
+                f"{path} cannot be written: {error.strerror}; once it can, the same command goes on"
+            ) from error
+
+
+def read_ledger(layout: Layout, step: int) -> dict[Entry, TrialState]:
+    """The last state of each trial of a step, of a live run too. Raises RunError where it cannot be read."""
+    path = layout.ledger(step)
+    states: dict[Entry, TrialState] = {}
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return states
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+    for line in lines:
+        try:
+            fields = json.loads(line)
+            entry, state = (fields["split"], fields["trial"]), fields["state"]
+        except (ValueError, KeyError, TypeError):
+            continue  # cut by a kill, or empty
+        if state in _ARROWS:
+            states[entry] = state
+    return states
+
+
+def ledger_steps(layout: Layout) -> list[int]:
+    """Steps that have a ledger, in order."""
+    return sorted(int(path.stem.partition("=")[2]) for path in layout.ledgers.glob("step=*.jsonl"))
+
+
+def count_states(layout: Layout) -> dict[str, dict[str, int]]:
+    """Split → state → number of trials, over the whole run; each attempt is a trial."""
+    counts: dict[str, Counter[str]] = {}
+    for step in ledger_steps(layout):
+        for (split, _), state in read_ledger(layout, step).items():
+            counts.setdefault(split, Counter())[state] += 1
+    return {split: dict(sorted(count.items())) for split, count in sorted(counts.items())}

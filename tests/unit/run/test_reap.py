@@ -1,0 +1,87 @@
+"""`job=reap` removes what dead processes left and nothing that lives."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.core.errors import SandboxError
+from engine.run.jobs import reap
+from engine.run.jobs.reap import ReapJob
+from engine.store.claim import claim
+from engine.store.layout import Layout
+
+DIES = """
+import os, sys
+from pathlib import Path
+from engine.core.temporary import temporary_folder
+from engine.sandbox.ledger import Session
+folders = [temporary_folder("kind", below) for below in (None, Path(sys.argv[1]))]
+for folder in folders:
+    print(folder.__enter__())
+session = Session("owner")
+(session.room("lost").folder / "file").write_text("")
+sys.stdout.flush()
+os._exit(9)
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("LEGO_RL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def a_run(root: Path, name: str) -> Layout:
+    layout = Layout(root=root / name)
+    layout.scratch.mkdir(parents=True)
+    layout.lock.touch()
+    return layout
+
+
+def left_by_a_dead_process(below: Path) -> list[str]:
+    command = [sys.executable, "-c", DIES, str(below)]
+    died = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    assert died.returncode == 9
+    return died.stdout.split()
+
+
+async def test_what_is_dead_goes_and_what_lives_stays(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = left_by_a_dead_process(cache / "models")
+    dead, living = a_run(tmp_path / "runs", "dead"), a_run(tmp_path / "runs", "living")
+    built: Any = SimpleNamespace(directory=tmp_path / "runs/mine")
+    with claim(living):
+        assert await ReapJob().run(built) == 0
+    told = capsys.readouterr().out
+    for folder in (*left, str(dead.scratch)):
+        assert f"removed folder {folder}\n" in told
+        assert not Path(folder).exists()
+    assert "removed sandbox " in told
+    assert living.scratch.is_dir()
+    assert await ReapJob().run(built) == 0
+    assert capsys.readouterr().out == f"removed folder {living.scratch}\n"
+    assert await ReapJob().run(built) == 0
+    assert capsys.readouterr().out == "nothing was left behind\n"
+
+
+async def test_what_cannot_be_removed_is_raised_after_the_rest_was_told(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stuck(owner: None) -> tuple[str, ...]:
+        raise SandboxError("leftovers of a dead run remain: busy")
+
+    monkeypatch.setattr(reap.ledger, "reap", stuck)
+    dead = a_run(tmp_path / "runs", "dead")
+    built: Any = SimpleNamespace(directory=tmp_path / "runs/mine")
+    with pytest.raises(SandboxError, match="busy"):
+        await ReapJob().run(built)
+    assert capsys.readouterr().out == f"removed folder {dead.scratch}\n"

@@ -1,0 +1,402 @@
+"""The pages of a made-up run: its numbers, nothing of what its text asks for, and every damage in its place."""
+
+import dataclasses
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import httpx
+import pytest
+from samples_cases import scored
+from view_pieces import COOKIE, GAP, NAME, OTHER, SCRIPT, TOKEN, a_viewed_run, damage, forget
+
+from engine.store.layout import Layout
+from engine.store.reader import Reader
+from engine.store.state import StateFile
+from engine.store.writer import Writer
+from engine.ui import tokens
+from engine.ui.app import build_app
+from engine.ui.render import visible
+
+EVIL_TRIAL = f"/runs/one/trials/train/1/{NAME}"
+OTHER_TRIAL = f"/runs/one/trials/train/0/{OTHER}"
+PAGES = (
+    *("/runs", "/runs/one/state", "/runs/one/curves", "/runs/one/trials", "/runs/one/trials?step=0"),
+    *("/runs/one/trials?split=validation&step=2", "/runs/one/trials?step=1&outcome=not+resolved"),
+    *(f"{EVIL_TRIAL}/turns", f"{EVIL_TRIAL}/tokens", f"{EVIL_TRIAL}/tokens?only=sampled"),
+    *(f"{OTHER_TRIAL}/turns", f"{OTHER_TRIAL}/tokens?segment=2", f"{OTHER_TRIAL}/tokens?exchange=x1"),
+    "/runs/one/trials/validation/0/e0-v-s0-a0/tokens",
+)
+
+
+async def page(browser: httpx.AsyncClient, address: str, status: int = 200) -> dict[str, Any]:
+    """A page's dictionary."""
+    path, _, query = address.partition("?")
+    answer = await browser.get(f"{path}.json?{query}")
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def shown(browser: httpx.AsyncClient, address: str, status: int = 200) -> str:
+    """A page's HTML."""
+    answer = await browser.get(address)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    return answer.text
+
+
+async def test_the_root_leads_to_the_runs(browser: httpx.AsyncClient) -> None:
+    answer = await browser.get("/")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs")
+
+
+async def test_runs_live_and_silent_and_ended(browser: httpx.AsyncClient, root: Path, checkpoint: Path) -> None:
+    for name, phase, reason in (("done", "finished", ""), ("killed", "train", ""), ("broken", "failed", "no disk")):
+        made = StateFile(a_viewed_run(root / name, checkpoint))
+        made.update(phase, step=1, steps=2, reason=reason)  # type: ignore[arg-type]
+    killed = json.loads((root / "killed" / "state.json").read_text())
+    (root / "killed" / "state.json").write_text(json.dumps(killed | {"heartbeat_s": time.time() - 3600}))
+    (root / "notes").mkdir()
+    runs = {run["name"]: run for run in (await page(browser, "/runs"))["runs"]}
+    assert set(runs) == {"one", "done", "killed", "broken"}
+    assert {name for name, run in runs.items() if run["live"]} == {"one"}
+    assert {name for name, run in runs.items() if run["silent"]} == {"killed"}
+    assert runs["broken"]["reason"] == "no disk"
+    assert (runs["one"]["steps_done"], runs["one"]["steps"]) == (2, 24)
+    text = await shown(browser, "/runs")
+    assert "no sign of life for 60 min" in text
+    assert "no disk" in text
+    assert 'http-equiv="refresh"' in text
+    assert 'http-equiv="refresh"' in await shown(browser, "/runs/one/state")
+    assert 'http-equiv="refresh"' not in await shown(browser, "/runs/done/state")
+
+
+async def test_no_runs_at_all(browser: httpx.AsyncClient, root: Path) -> None:
+    root.rename(root.with_name("away"))
+    assert (await page(browser, "/runs"))["runs"] == []
+    assert "There is no run yet" in await shown(browser, "/runs")
+
+
+async def test_the_state_of_a_live_run(browser: httpx.AsyncClient, layout: Layout) -> None:
+    """The open step is the third; of its four trials three are finished, one of them at the second attempt."""
+    writer = Writer(layout)
+    for sample, attempt in ((0, 0), (0, 1), (1, 0), (2, 0)):
+        writer.trial(2, scored(1.0, "a", sample, attempt=attempt))
+    found = await page(browser, "/runs/one/state")
+    assert found["problems"] == []
+    assert (found["state"]["phase"], found["state"]["step"], found["state"]["live"]) == ("rollout", 2, True)
+    assert (found["trials"]["step"], found["trials"]["planned"]) == (3, 4)
+    assert (found["trials"]["train"], found["trials"]["validation"]) == (12, 2)
+    assert found["metrics"]["reward/mean"] == 0.5
+    assert found["metrics"]["loss/kl"] is None  # infinite, which JSON does not know
+    assert found["written"]["configuration_hash"] == "0" * 12
+    assert "dependencies" not in found["written"]
+    (alert,) = found["alerts"]
+    assert (alert["alert"], alert["step"]) == ("correlation", 1)
+    text = await shown(browser, "/runs/one/state")
+    assert "3 of 4 trials of this step finished" in text
+    assert "2 of 24 steps done" in text
+    assert "inf" in text
+
+
+async def test_the_curves(browser: httpx.AsyncClient) -> None:
+    found = await page(browser, "/runs/one/curves")
+    assert found["steps"] == [1, 2]
+    assert found["metrics"]["train/entropy"] == [1.0, 0.9]
+    assert {figure["id"] for figure in found["figures"]} >= {"reward", "held-out", "entropy", "gap", "stages"}
+    assert ["entropy, nats", "1.000 → 0.900"] in found["headline"]["rows"]
+    text = await shown(browser, "/runs/one/curves")
+    assert text.count('<svg class="figure"') == len(found["figures"])
+    assert "step 2, train/entropy 0.9" in text
+
+
+async def test_trials_by_outcome(browser: httpx.AsyncClient) -> None:
+    found = await page(browser, "/runs/one/trials?step=0")
+    assert {(one["outcome"], one["termination"]): one["trials"] for one in found["outcomes"]} == {
+        ("resolved", "agent_completed"): 1,
+        ("not resolved", "agent_completed"): 2,
+        ("excluded", "sandbox_lost"): 1,
+    }
+    assert found["steps"] == {"train": [0, 1], "validation": [0, 2]}
+    newest = await page(browser, "/runs/one/trials")
+    assert newest["step"] == 1
+    assert newest["stages"][:2] == ["agent", "grade"]
+    (failed,) = (one for one in newest["outcomes"] if one["outcome"] == "not resolved")
+    assert (failed["trials"], failed["reward"]) == (2, 0.0)
+    assert failed["stages"]["agent"] == {"p50": 1.5, "p90": 1.5}
+    (evil,) = (one for one in newest["trials"] if one["name"] == NAME)
+    assert (evil["findings"], evil["timings"]["grade"], evil["outcome"]) == (2, 0.25, "not resolved")
+    chosen = await page(browser, "/runs/one/trials?step=1&outcome=resolved")
+    assert {one["outcome"] for one in chosen["trials"]} == {"resolved"}
+    assert len(chosen["trials"]) == 2
+
+
+async def test_a_new_trial_and_a_trial_that_changed_are_seen(browser: httpx.AsyncClient, layout: Layout) -> None:
+    before = await page(browser, "/runs/one/trials?step=0")
+    Writer(layout).trial(0, scored(1.0, "a", 7))
+    Writer(layout).trial(0, scored(1.0, "b", 0))
+    after = await page(browser, "/runs/one/trials?step=0")
+    assert len(after["trials"]) == len(before["trials"]) + 1
+    assert sum(one["outcome"] == "resolved" for one in after["trials"]) == 3
+
+
+async def test_a_trajectory_turn_by_turn(browser: httpx.AsyncClient) -> None:
+    found = await page(browser, f"{EVIL_TRIAL}/turns")
+    first, second = found["turns"]
+    assert [said["role"] for said in first["messages"]] == ["system", "user"]
+    assert [said["role"] for said in second["messages"]] == ["assistant", "tool"]  # what is new, as the harness says it
+    assert second["answer"]["text"] == "done"
+    assert json.loads(first["answer"]["calls"][0]["arguments"]) != {}
+    assert (first["segment"], first["position"]) == (0, first["prompt_length"])
+    assert (second["segment"], second["position"]) == (0, second["prompt_length"])
+    assert second["prompt_length"] == first["prompt_length"] + first["sampled_tokens"] + second["new_prompt_tokens"]
+    assert first["policy_versions"] == [3]
+    assert found["advantage"] == 0.5
+    assert list(found["timings"])[:2] == ["agent", "grade"]
+    assert found["trial"]["tests"][0]["outcome"] == "failed"
+    assert found["segments"][0]["trained"] == first["sampled_tokens"] + second["sampled_tokens"]
+
+
+async def test_bodies_that_are_no_chat_are_shown_as_they_are(browser: httpx.AsyncClient) -> None:
+    found = await page(browser, f"{OTHER_TRIAL}/turns")
+    kinds = {turn["id"]: (turn["kind"], turn["segment"], turn["position"]) for turn in found["turns"]}
+    assert kinds == {
+        "x0": ("policy", 0, 3),
+        "x1": ("side", None, 0),
+        "x2": ("discarded", None, 0),
+        "x3": ("policy", 0, 7),
+        "x4": ("policy", 1, 8),
+        "x5": ("policy", 2, 3),
+    }
+    assert found["turns"][0]["messages"] == []
+    assert found["turns"][0]["unreadable"] == ["{}"]
+    assert "a body that is none of openai_chat" in await shown(browser, f"{OTHER_TRIAL}/turns")
+
+
+async def test_a_trajectory_down_to_its_tokens(browser: httpx.AsyncClient, layout: Layout) -> None:
+    row = Reader(layout).row(1, "train", NAME)
+    (segment,) = row["segments"]
+    found = await page(browser, f"{EVIL_TRIAL}/tokens")
+    assert (found["why_no_texts"], found["why_not_recomputed"]) == ("", "")
+    tokens = found["tokens"]
+    assert [token["id"] for token in tokens] == segment["token_ids"]
+    assert [token["target"] for token in tokens] == segment["target"]
+    assert "".join(token["text"] for token in tokens) == f"mend it\n{SCRIPT}\tresultdone"
+    for token, captured in zip(tokens, segment["logprobs"], strict=True):
+        if token["target"]:
+            assert token["captured"] == captured
+            assert token["gap"] == pytest.approx(GAP, rel=1e-3)
+            assert token["recomputed"] == pytest.approx(captured + GAP)
+            assert token["policy_version"] == 3
+        else:
+            assert (token["captured"], token["recomputed"], token["policy_version"]) == (None, None, None)
+    alone = await page(browser, f"{EVIL_TRIAL}/tokens?only=sampled")
+    assert "".join(token["text"] for token in alone["tokens"]) == f"{SCRIPT}done"
+
+
+async def test_a_token_of_two_segments_is_trained_in_one(browser: httpx.AsyncClient) -> None:
+    """The shared turn x0 is a target of the first segment alone; x5 was sampled by older weights."""
+    second = await page(browser, f"{OTHER_TRIAL}/tokens?segment=1")
+    states = [(token["exchange"], token["sampled"], token["target"]) for token in second["tokens"]]
+    assert states.count(("x0", True, False)) == 3
+    assert states.count(("x4", True, True)) == 1
+    third = await page(browser, f"{OTHER_TRIAL}/tokens?segment=2")
+    assert {token["policy_version"] for token in third["tokens"] if token["target"]} == {2}
+    assert all(token["gap"] == pytest.approx(GAP, rel=1e-3) for token in third["tokens"] if token["target"])
+
+
+async def test_calls_that_are_in_no_segment_have_their_tokens_too(browser: httpx.AsyncClient) -> None:
+    found = await page(browser, f"{OTHER_TRIAL}/tokens?exchange=x2")
+    assert found["apart"] == ["x1", "x2"]
+    assert [(token["position"], token["id"], token["sampled"]) for token in found["tokens"]] == [
+        (6, 5, False),
+        (7, 20, True),
+        (8, 29, True),
+    ]
+    assert found["tokens"][1]["captured"] == pytest.approx(-0.7)
+    assert not any(token["target"] for token in found["tokens"])
+    assert found["why_not_recomputed"] == "this call is in no segment: nothing of it is trained"
+
+
+async def test_long_streams_are_cut_into_pages(browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "AT_ONCE", 10)
+    whole = (await page(browser, f"{EVIL_TRIAL}/tokens"))["total"]
+    seen: list[int] = []
+    while len(seen) < whole:
+        part = await page(browser, f"{EVIL_TRIAL}/tokens?start={len(seen)}")
+        assert 0 < len(part["tokens"]) <= 10
+        seen += [token["position"] for token in part["tokens"]]
+    assert seen == list(range(whole))
+    text = await shown(browser, f"{EVIL_TRIAL}/tokens?start=20")
+    assert "start=10" in text
+    assert "start=30" in text
+    assert (await page(browser, f"{EVIL_TRIAL}/tokens?start=100000"))["tokens"] == []
+
+
+async def test_what_an_older_run_lacks_is_said(browser: httpx.AsyncClient, layout: Layout) -> None:
+    forget(layout)
+    found = await page(browser, f"{EVIL_TRIAL}/tokens")
+    assert found["why_no_texts"].startswith("the run keeps no tokenizer.json")
+    assert found["why_not_recomputed"].startswith("the trainer has not reached this step")
+    assert {token["text"] for token in found["tokens"]} == {None}
+    assert found["tokens"][-1]["captured"] is not None
+    text = await shown(browser, f"{EVIL_TRIAL}/tokens")
+    assert "No texts: the run keeps no tokenizer.json" in text
+    held_out = await page(browser, "/runs/one/trials/validation/0/e0-v-s0-a0/tokens")
+    assert held_out["why_not_recomputed"].startswith("held-out trials are not trained")
+
+
+async def test_an_excluded_trial_was_not_seen_by_the_trainer(browser: httpx.AsyncClient) -> None:
+    address = "/runs/one/trials/train/0/e0-b-s1-a0"
+    assert (await page(browser, f"{address}/tokens"))["why_not_recomputed"].startswith("the trainer saw nothing")
+    assert "Excluded: no reward" in await shown(browser, f"{address}/turns")
+
+
+# ---------------------------------------------------------------- text that must not do what it says
+
+
+@pytest.mark.parametrize("address", PAGES)
+async def test_no_text_leaves_its_place(browser: httpx.AsyncClient, address: str) -> None:
+    text = await shown(browser, address)
+    assert "<script" not in text
+    assert "<img" not in text
+    assert not set("\x1b\x07\x9b\u202e\u2028\u200b\x7f") & set(text)
+    assert not re.findall(r"(?:src|href)=\"(?!/)|https?://(?!www\.w3\.org)|style=|javascript:", text)
+
+
+@pytest.mark.parametrize("address", [f"{EVIL_TRIAL}/turns", "/runs/one/trials?step=1", "/runs/one/state"])
+async def test_what_would_be_obeyed_is_shown(browser: httpx.AsyncClient, address: str) -> None:
+    text = await shown(browser, address)
+    assert "&lt;script&gt;window.hacked = 1&lt;/script&gt;" in text
+    assert "␛]0;taken␇␛[2J" in text or "\\e]0;taken\\a" in text  # YAML has escapes of its own
+
+
+@pytest.mark.parametrize("address", PAGES)
+async def test_json_is_the_same_in_plain_characters(browser: httpx.AsyncClient, address: str) -> None:
+    path, _, query = address.partition("?")
+    answer = await browser.get(f"{path}.json?{query}")
+    assert answer.content.isascii()
+    assert not re.search(rb"[\x00-\x09\x0b-\x1f\x7f]", answer.content)
+    assert "error" not in answer.json()
+
+
+def test_every_character_that_is_obeyed_is_made_visible() -> None:
+    assert visible("plain\n\ttext é 漢") == "plain\n\ttext é 漢"
+    assert visible("\x1b[31m") == "␛[31m"
+    assert visible("a\r\x00\x7f") == "a␍␀␡"
+    assert visible("\x9b\u202e\u2066\ufeff\ud800\U000e0041") == "⟨U+009B⟩⟨U+202E⟩⟨U+2066⟩⟨U+FEFF⟩⟨U+D800⟩⟨U+E0041⟩"
+
+
+# ---------------------------------------------------------------- addresses and damage
+
+
+@pytest.mark.parametrize("address", [
+    "/runs/two/state", "/runs/../state", "/runs/..%2f..%2fetc/state", "/runs/%2e%2e/state", "/runs/%00/state",
+    "/runs/one/nothing", "/runs/one/trials/train/9/x/turns", "/runs/one/trials/train/0/../turns",
+    "/runs/one/trials/train/0/%2e%2e/turns", f"/runs/one/trials/train/1/..%2Fstep=000000%2F{OTHER}/turns",
+    f"/runs/one/trials/validation/0/{OTHER}/turns", f"/runs/one/trials/warm_start/0/{OTHER}/turns",
+    f"/runs/one/trials/train/-1/{OTHER}/turns", f"/runs/one/trials/train/99999999999999999999/{OTHER}/turns",
+    "/runs/one/trials?step=x", "/runs/one/trials?step=-1", "/runs/one/trials?split=../validation",
+    f"{OTHER_TRIAL}/tokens?segment=3", f"{OTHER_TRIAL}/tokens?segment=%C2%B2", f"{OTHER_TRIAL}/tokens?exchange=x9",
+    f"{OTHER_TRIAL}/tokens?start=1e3", "/static/../app.py", "/static/%2e%2e/app.py", "/etc/passwd",
+])  # fmt: skip
+async def test_an_address_that_names_nothing(root: Path, layout: Layout, address: str) -> None:
+    status, text = await asked_as_it_is(root, address)
+    assert status == 404, text
+    assert '<p class="problem">' in text
+
+
+async def asked_as_it_is(root: Path, address: str) -> tuple[int, str]:
+    """Status and text of an answer; a client would resolve the dots before it asks."""
+    path, _, query = address.partition("?")
+    headers = [(b"host", b"localhost"), (b"cookie", f"{COOKIE}={TOKEN}".encode())]
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "GET",
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "headers": headers,
+        "scheme": "http",
+        "server": ("127.0.0.1", 1),
+    }
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await build_app(root, TOKEN, COOKIE)(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:]).decode()
+
+
+async def test_what_an_error_quotes_does_nothing_either(browser: httpx.AsyncClient) -> None:
+    answer = await browser.get("/runs/%3Cscript%3E%1b%5B2J/state")
+    assert "<script" not in answer.text
+    assert "\x1b" not in answer.text
+    found = await page(browser, "/runs/%3Cscript%3E%1b%5B2J/state", 404)
+    assert found["error"].startswith("There is no run '<script>")
+
+
+async def test_damage_stays_on_its_own_page(browser: httpx.AsyncClient, layout: Layout, checkpoint: Path) -> None:
+    a_viewed_run(layout.root.with_name("whole"), checkpoint)
+    damage(layout)
+    runs = {run["name"]: run for run in (await page(browser, "/runs"))["runs"]}
+    assert "state.json is damaged" in runs["one"]["problem"]
+    assert runs["whole"]["problem"] == ""
+    assert "state.json is damaged" in await shown(browser, "/runs")
+
+    problems = (await page(browser, "/runs/one/state"))["problems"]
+    for name, problem in zip(("state.json", "step=000000.parquet", ".json", "config.yaml"), problems, strict=True):
+        assert f"{name} is damaged" in problem
+    assert (await shown(browser, "/runs/one/state")).count('class="problem"') == 4
+
+    assert "step=000000.parquet is damaged" in (await page(browser, "/runs/one/curves", 500))["error"]
+    assert "step=000000.parquet is damaged" in await shown(browser, "/runs/one/curves", 500)
+
+    trials = {one["name"]: one for one in (await page(browser, "/runs/one/trials?step=0"))["trials"]}
+    assert trials[OTHER]["outcome"] == "damaged"
+    assert f"{OTHER}.parquet is damaged" in trials[OTHER]["problem"]
+    assert trials["e0-a-s1-a0"]["outcome"] == "not resolved"
+    assert f"{OTHER}.parquet is damaged" in await shown(browser, "/runs/one/trials?step=0")
+    assert f"{OTHER}.parquet is damaged" in await shown(browser, f"{OTHER_TRIAL}/turns", 500)
+
+    sound = await page(browser, "/runs/one/trials/train/0/e0-a-s1-a0/tokens")
+    assert "step=000000.parquet is damaged" in sound["why_not_recomputed"]
+    assert "tokenizer.json cannot be used" in sound["why_no_texts"]
+    assert sound["tokens"][-1]["captured"] is not None
+    assert len((await page(browser, "/runs/one/trials/train/0/e0-a-s1-a0/turns"))["problems"]) == 1
+
+
+async def test_a_file_that_holds_something_else_is_an_error_of_its_page(
+    browser: httpx.AsyncClient, layout: Layout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A segment that names a call which is not there: whole as a file, and yet no trial."""
+    made = scored(1.0, "a", 0)
+    lost = dataclasses.replace(made.trajectory.segments[0], exchanges=("\x1b[2J",))
+    wrong = dataclasses.replace(made, trajectory=dataclasses.replace(made.trajectory, segments=(lost,)))
+    Writer(layout).trial(0, wrong)
+    text = await shown(browser, f"{OTHER_TRIAL}/turns", 500)
+    assert "KeyError" in text
+    told = capsys.readouterr().err
+    assert "Traceback" in told
+    assert "\x1b" not in told
+    assert (await browser.get("/runs/one/trials?step=0")).status_code == 200
+
+
+async def test_a_state_of_odd_values_breaks_no_listing(browser: httpx.AsyncClient, layout: Layout) -> None:
+    odd = (
+        '{"phase": 1, "reason": ["x"], "step": "x", "steps": 2, "heartbeat_s": NaN, "started_s": 1e300, "wall_s": NaN}'
+    )
+    layout.state.write_text(odd)
+    assert (await page(browser, "/runs"))["runs"][0]["problem"] == ""
+    await shown(browser, "/runs")
+    await shown(browser, "/runs/one/state")
