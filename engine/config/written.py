@@ -14,8 +14,6 @@ Refuses a folder without a `config.yaml`, and a file that no run wrote.
 import hashlib
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +29,7 @@ from engine.config.schemas import CONFIG_NAME, ROOT, Registry, Schema, Tree, hel
 from engine.config.validate import MISSING
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.paths import cache_dir
+from engine.core.temporary import temporary_folder
 
 KEY = "from"
 _WAY_OUT = "name a run's directory (the last line it prints) or its config.yaml"
@@ -194,16 +193,12 @@ def _text(value: Any) -> str:
 
 
 def _write(files: Mapping[str, str], folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with temporary_folder(WRITTEN, folder.parent) as draft:
         for name, text in files.items():
-            (draft / name).parent.mkdir(exist_ok=True)
-            (draft / name).write_text(text, encoding="utf-8")
-        draft.chmod(0o755)
-        draft.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # another process may have been first with the same
-            raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+            (draft / "new" / name).parent.mkdir(parents=True, exist_ok=True)
+            (draft / "new" / name).write_text(text, encoding="utf-8")
+        try:
+            (draft / "new").rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another process may have been first with the same
+                raise

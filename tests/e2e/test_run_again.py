@@ -149,3 +149,23 @@ def test_what_is_no_run_is_refused(desk: Desk, given: str, line: str) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     (told,) = done.stderr.splitlines()
     assert told.startswith(line)
+
+
+def test_a_configuration_of_other_code_names_each_key(desk: Desk) -> None:
+    record = yaml.safe_load((original(desk) / "config.yaml").read_text())
+    record["code"] = {"commit": "abc", "dirty": False, "fingerprint": "other"}
+    record["configuration"]["schedule"] |= {"stepz": 3}
+    del record["configuration"]["proxy"]["top_p"]
+    (desk.folder / "old.yaml").write_text(yaml.safe_dump(record))
+    done = desk.engine(desk.second, f"from={desk.folder / 'old.yaml'}")
+    assert (done.returncode, done.stdout) == (2, "")
+    head, *keys = done.stderr.splitlines()
+    assert head.startswith(
+        f"from='{desk.folder / 'old.yaml'}': {desk.folder / 'old.yaml'} was written by other code (commit "
+    )
+    assert [line.partition(":")[0] for line in keys] == ["proxy.top_p='???'", "schedule.stepz=3"]
+    mended = desk.engine(
+        desk.second, f"from={desk.folder / 'old.yaml'}", "proxy.top_p=1.0", "~schedule.stepz", "job=show"
+    )
+    assert mended.returncode == 0, mended.stderr
+    assert "  configuration  schedule.stepz: 3 → None" in mended.stdout

@@ -17,7 +17,7 @@ from engine.sandbox import ledger
 from engine.store.claim import claim
 from engine.store.layout import Layout
 
-_CACHES = ("models", "sdists", "tasks")
+_CACHES = ("models", "sdists", "tasks", "written")
 """Folders of the cache in which something is made beside its final place."""
 
 

@@ -14,7 +14,7 @@ from engine.core.errors import ConfigError
 from engine.core.records import Scored, Trial, TrialKey
 from engine.observe.observer import Observer
 from engine.run import warm_start
-from engine.run.directory import open_directory
+from engine.run.directory import check_directory, open_directory
 from engine.run.drain import Drain
 from engine.run.gate import Goals, gate, gate_lines
 from engine.run.plan import derived_seed
@@ -68,6 +68,7 @@ class SftJob:
             raise ConfigError("model", built.model.info().name, "is not a model that is warm-started", way_out)
         check_machine(built, DebianImageStore(), model=False)
         self._trials(built)
+        check_directory(built)
 
     async def _try(
         self, built: Built, images: DebianImageStore, layout: Layout, trials: Sequence[Trial]
