@@ -80,12 +80,18 @@ def _points(lines: Sequence[Override]) -> dict[str, list[str]]:
     swept = [number for number, line in enumerate(lines) if line.is_sweep_override()] or range(len(lines))
     points: dict[str, list[str]] = {}
     for job in jobs:
-        name = " ".join(job[number] for number in swept)
+        name = " ".join(_as_yaml(job[number]) for number in swept)
         if name in points:
             key, _, value = name.partition("=")
             raise ConfigError(key, value, "names one point twice", "give each value once")
         points[name] = job
     return points
+
+
+def _as_yaml(override: str) -> str:
+    """Hydra writes a swept truth value in Python's way."""
+    key, equals, value = override.partition("=")
+    return f"{key}{equals}{value.lower()}" if value in ("True", "False") else override
 
 
 def _problems(name: str, job: Sequence[str], tree: Tree, program: Program) -> list[ConfigError]:
