@@ -30,6 +30,7 @@ from engine.config.validate import MISSING
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.paths import cache_dir
 from engine.core.temporary import temporary_folder
+from engine.core.whole import move_into_place
 
 KEY = "from"
 _WAY_OUT = "name a run's directory (the last line it prints) or its config.yaml"
@@ -197,8 +198,4 @@ def _write(files: Mapping[str, str], folder: Path) -> None:
         for name, text in files.items():
             (draft / "new" / name).parent.mkdir(parents=True, exist_ok=True)
             (draft / "new" / name).write_text(text, encoding="utf-8")
-        try:
-            (draft / "new").rename(folder)
-        except OSError:
-            if not folder.is_dir():  # another process may have been first with the same
-                raise
+        move_into_place(draft / "new", folder)

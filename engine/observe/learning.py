@@ -14,10 +14,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from engine.core.whole import write_whole
 from engine.observe.curves import Curves, read_curves
 from engine.observe.figures import Figure, figures
 from engine.observe.headline import Table, headline, signed
-from engine.store.layout import Layout, write_whole
+from engine.store.layout import Layout
 
 _PAGE = Path(__file__).with_name("learning.html")
 

@@ -27,7 +27,8 @@ from engine.config.assemble import assemble
 from engine.config.built import Built, RunJob
 from engine.config.composed import Composed
 from engine.core.errors import ConfigError, RunError
-from engine.store.layout import Layout, write_whole
+from engine.core.whole import write_whole
+from engine.store.layout import Layout
 from engine.store.state import read_state
 
 _WIDE = 1000

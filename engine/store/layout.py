@@ -1,31 +1,9 @@
-"""Names of everything inside a run directory, and how a file appears in it: whole or not at all."""
+"""Names of everything inside a run directory."""
 
-import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.core.errors import RunError
 from engine.core.records import Split, TrialKey
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that a reader, or a restart after `kill -9`, sees the old file or the new one.
-
-    Raises RunError where the disk does not take it."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with draft.open("wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}; once it can, the same command goes on") from error
 
 
 @dataclass(frozen=True, kw_only=True)

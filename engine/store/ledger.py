@@ -72,9 +72,9 @@ class Ledger:
 
     def settle(self, trained: int) -> None:
         """Agree with the checkpoints: the updates of step `trained` and of later ones are not on disk."""
-        for step in ledger_steps(self._layout):
+        for step in (step for step in ledger_steps(self._layout) if step >= trained):
             lost = [entry for entry, state in self.states(step).items() if state == "trained"]
-            if step >= trained and lost:
+            if lost:
                 self.move(step, lost, "finished", "its update was lost with the process that made it")
 
     def _opened(self, step: int) -> dict[Entry, TrialState]:

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from engine.core.errors import RunError
-from engine.store.layout import Layout, write_whole
+from engine.core.whole import write_whole
+from engine.store.layout import Layout
 
 Phase = Literal["starting", "rollout", "train", "sync", "validation", "checkpoint", "finished", "failed", "interrupted"]
 

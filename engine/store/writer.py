@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from engine.core.records import Recomputed, Scored, StepRecord
+from engine.core.whole import write_whole
 from engine.store.codec import routing_arrays, to_row
-from engine.store.layout import Layout, write_whole
+from engine.store.layout import Layout
 from engine.store.schema import record_schema
 
 

@@ -12,7 +12,6 @@ import asyncio
 import hashlib
 import json
 import math
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from engine.core.paths import cache_dir
 from engine.core.records import ImageSpec, Task
 from engine.core.temporary import temporary_folder
 from engine.core.together import side_by_side
+from engine.core.whole import move_into_place, write_whole
 from engine.tasks.audit import Audit, audit, read_audit
 from engine.tasks.bundles import Bundle, Kind, known_packages, real_bundle
 from engine.tasks.generated import generated_bundles
@@ -181,7 +181,7 @@ class LaptopPool:
         if not file.is_file():
             say(f"tasks: trying bugs in {bundle.name} ({len(bundle.modules)} modules)")
             found = await audit(bundle, bench, self.seed, enough)
-            _write_whole(file, found.text())
+            write_whole(file, found.text().encode())
             say(f"tasks: {bundle.name}: {found.tried} bugs tried, {len(found.bugs)} hold")
         return read_audit(file.read_text(encoding="utf-8"))
 
@@ -195,7 +195,8 @@ class LaptopPool:
             name = task_name(item.bug)
             file = kept / f"{name}.txt"
             if not file.is_file():
-                _write_whole(file, await _grade(self._draw_up(item, bundles[item.bug.bundle], folder), graders))
+                answer = await _grade(self._draw_up(item, bundles[item.bug.bundle], folder), graders)
+                write_whole(file, answer.encode())
             answers[name] = file.read_text(encoding="utf-8")
             if len(answers) % 20 == 0:
                 say(f"tasks: {len(answers)} of {len(chosen)} graded")
@@ -279,22 +280,10 @@ def _code(names: tuple[str, ...]) -> str:
     return hashlib.sha256(b"".join((package / name).read_bytes() for name in names)).hexdigest()
 
 
-def _write_whole(file: Path, text: str) -> None:
-    """A file that appears with all of its text or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".", delete=False, encoding="utf-8") as scratch:
-        scratch.write(text)
-    Path(scratch.name).replace(file)
-
-
 @contextmanager
 def _appearing(final: Path) -> Iterator[Path]:
     """A new folder that becomes `final` once all is in it."""
     with temporary_folder("build", final.parent) as scratch:
-        try:
-            (scratch / "new").mkdir()
-            yield scratch / "new"
-            (scratch / "new").rename(final)
-        except OSError:
-            if not (final / "report.json").is_file():  # another process may have built the same
-                raise
+        (scratch / "new").mkdir()
+        yield scratch / "new"
+        move_into_place(scratch / "new", final)

@@ -8,7 +8,6 @@ reference is tried by its untouched base alone.
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from engine.core.patch import make
 from engine.core.paths import cache_dir
 from engine.core.records import Task, Verdict
 from engine.core.together import side_by_side
+from engine.core.whole import write_whole
 
 Graders = tuple[SandboxRuntime, ImageStore, Verifier]
 _HOLDS = ""
@@ -52,7 +52,7 @@ async def prove(tasks: Sequence[Task], graders: Graders, say: Say) -> None:
 
     async def one(task: Task) -> None:
         finding = await _try(task, graders)
-        _keep(task, finding)
+        write_whole(_file(task), finding.encode())
         done.append(task.id)
         if finding:
             say(f"tasks: {task.id}: {finding}")
@@ -87,14 +87,6 @@ def _failing(verdict: Verdict) -> str:
         return " ".join(verdict.evidence.split())[:160] or "no test was graded"
     more = f" and {len(failing) - _NAMED} more" if len(failing) > _NAMED else ""
     return f"{', '.join(failing[:_NAMED])}{more} failed"
-
-
-def _keep(task: Task, finding: str) -> None:
-    file = _file(task)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".", delete=False, encoding="utf-8") as draft:
-        draft.write(finding)
-    Path(draft.name).replace(file)
 
 
 def _file(task: Task) -> Path:

@@ -24,6 +24,7 @@ from engine.core.patch import difference, under
 from engine.core.paths import cache_dir
 from engine.core.records import ImageSpec, Task
 from engine.core.temporary import temporary_folder
+from engine.core.whole import move_into_place
 from engine.tasks.changelog import release_notes
 from engine.tasks.grading import Grading
 from engine.tasks.harbor import Draft, Limits, read_task, write_task
@@ -205,9 +206,5 @@ class ReleasePairs:
         draft = make_draft(pair, image=image, limits=self._limits(), workdir=self.workdir)
         final = self._directory(pair).parent
         with temporary_folder("build", final.parent) as scratch:
-            try:
-                write_task(draft, scratch / "new" / pair.name)
-                (scratch / "new").rename(final)
-            except OSError:
-                if not self._directory(pair).is_dir():  # another process may have built the same
-                    raise
+            write_task(draft, scratch / "new" / pair.name)
+            move_into_place(scratch / "new", final)

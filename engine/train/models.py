@@ -17,6 +17,7 @@ from engine.core.errors import ConfigError
 from engine.core.paths import cache_dir
 from engine.core.records import ModelInfo
 from engine.core.temporary import temporary_folder
+from engine.core.whole import move_into_place
 
 
 class TinyQwen3Moe:
@@ -204,12 +205,3 @@ def _routing(config: Mapping[str, Any]) -> tuple[int, int]:
     dense = set(config.get("mlp_only_layers") or ())
     layers = range(int(config["num_hidden_layers"]))
     return sum(1 for layer in layers if layer not in dense and (layer + 1) % step == 0), top_k
-
-
-def move_into_place(draft: Path, path: Path) -> None:
-    """Rename the finished folder into place; another process may have been first with the same bytes."""
-    try:
-        draft.rename(path)
-    except OSError:
-        if not path.is_dir():
-            raise

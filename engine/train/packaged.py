@@ -28,7 +28,7 @@ from engine.core.paths import cache_dir
 from engine.core.processes import run_checked
 from engine.core.records import ModelInfo
 from engine.core.temporary import temporary_folder
-from engine.train.models import move_into_place
+from engine.core.whole import move_into_place
 
 
 @dataclass(frozen=True, kw_only=True)

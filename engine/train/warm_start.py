@@ -17,7 +17,8 @@ from engine.core.contracts import Say
 from engine.core.errors import ConfigError, RunError
 from engine.core.paths import cache_dir
 from engine.core.records import Demonstration, ModelInfo
-from engine.train.models import move_into_place, shape_problems
+from engine.core.whole import move_into_place
+from engine.train.models import shape_problems
 
 _RECIPE = ("tiny/lines.py", "tiny/phrases.py", "tiny/tokenizer.py", "tiny/weights.py", "sft.py", "warm_start.py")
 

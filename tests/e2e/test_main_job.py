@@ -3,21 +3,20 @@
 import asyncio
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rewarded_run import EverySecondOne
+from whole_runs import processes_naming
 
 from engine.config.assemble import assemble
 from engine.config.compose import compose
-from engine.core.contracts import ImageStore, SandboxRuntime
-from engine.core.records import ImageSpec, Patch, StepRecord, Task, Verdict
+from engine.core.records import StepRecord
 from engine.run.jobs.train import TrainJob
 from engine.store.layout import Layout
 from engine.store.reader import Reader
@@ -69,17 +68,6 @@ def assert_faithful(summary: dict[str, Any], trials: int) -> None:
     assert summary["wall_s"] > 0
 
 
-def processes_naming(text: str) -> Iterator[int]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                line = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if text.encode() in line:
-                yield int(entry.name)
-
-
 def test_a_step_in_bubblewrap_interrupted_and_resumed(tmp_path: Path) -> None:
     first = subprocess.Popen(command(tmp_path), cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
@@ -96,7 +84,7 @@ def test_a_step_in_bubblewrap_interrupted_and_resumed(tmp_path: Path) -> None:
     written = {path: path.stat().st_mtime_ns for path in finished}
     (state,) = tmp_path.glob("*/state.json")
     assert json.loads(state.read_text())["phase"] == "interrupted"
-    assert list(processes_naming(str(tmp_path))) == []
+    assert processes_naming(str(tmp_path)) == []
 
     directory, summary = run(tmp_path)
     assert summary["steps"] == 1
@@ -105,7 +93,7 @@ def test_a_step_in_bubblewrap_interrupted_and_resumed(tmp_path: Path) -> None:
     assert Layout(root=directory).checkpoint(1).is_dir()
     assert (directory / "config.yaml").is_file()
     assert not any((directory / "scratch").iterdir())
-    assert list(processes_naming(str(tmp_path))) == []
+    assert processes_naming(str(tmp_path)) == []
 
     again = subprocess.run(command(tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert again.returncode == 0
@@ -116,20 +104,6 @@ def test_a_step_in_bubblewrap_interrupted_and_resumed(tmp_path: Path) -> None:
 def test_a_step_in_podman(tmp_path: Path) -> None:
     _, summary = run(tmp_path, "sandbox=podman", "schedule.validation_every=0")
     assert_faithful(summary, trials=2)
-
-
-class EverySecondOne:
-    """Rewards by the trial's number alone: a random policy earns nothing, and an update needs a difference."""
-
-    def __init__(self, verify: Any) -> None:
-        self._verify = verify
-
-    def toolchain(self) -> ImageSpec:
-        return self._verify.toolchain()
-
-    async def grade(self, task: Task, patch: Patch, runtime: SandboxRuntime, images: ImageStore, name: str) -> Verdict:
-        reward = float("-s1-" in name)
-        return Verdict(reward=reward, resolved=bool(reward), tests=(), evidence="", findings=(), grade_s=0.0)
 
 
 def test_two_updates_change_the_weights_in_trainer_and_engine_alike(tmp_path: Path) -> None:

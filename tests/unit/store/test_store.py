@@ -26,7 +26,8 @@ from engine.core.records import (
     TrialKey,
     Verdict,
 )
-from engine.store.layout import Layout, write_whole
+from engine.core.whole import write_whole
+from engine.store.layout import Layout
 from engine.store.reader import Reader
 from engine.store.schema import record_schema
 from engine.store.state import StateFile
