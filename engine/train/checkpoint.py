@@ -5,8 +5,10 @@ Refuses: a checkpoint that is incomplete, or belongs to another model or another
 """
 
 import contextlib
+import errno
 import hashlib
 import json
+import os
 import pickle
 import shutil
 import tempfile
@@ -20,6 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.core.errors import RunError
 
+_FULL = 1 << 20
+"""Bytes left below which a disk counts as full."""
 _WEIGHTS, _STATE, _META = "weights.safetensors", "state.pt", "trainer.json"
 
 
@@ -35,7 +39,6 @@ def fingerprint(parameters: Mapping[str, Any]) -> str:
 
 def export_weights(model: Any, path: Path) -> None:
     """One safetensors file with the names of `save_pretrained` (a tensor per expert), as engines load them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with _sibling(path) as folder:
         model.save_pretrained(folder, max_shard_size="100TB")
         written = sorted(folder.glob("*.safetensors"))
@@ -48,7 +51,6 @@ def save_state(
     directory: Path, weights: Mapping[str, Any], state: Mapping[str, Any], meta: Mapping[str, object]
 ) -> None:
     """Write a checkpoint folder; an older one of that name is replaced once the new one is whole."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
     with _sibling(directory) as folder:
         save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, folder / _WEIGHTS)
         torch.save(dict(state), folder / _STATE)
@@ -91,12 +93,23 @@ def _same_shape(a: Any, b: Any) -> bool:
 
 @contextlib.contextmanager
 def _sibling(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path`, removed at the end unless it was renamed; what a killed writer left goes first."""
-    for stale in path.parent.glob(f".{path.name}.*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    folder.chmod(0o755)
+    """An empty folder beside `path`, removed at the end unless it was renamed; what a killed writer left goes first.
+
+    Raises RunError where the disk does not take what is written in it."""
+    folder: Path | None = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for stale in path.parent.glob(f".{path.name}.*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        folder.chmod(0o755)
         yield folder
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch says of a full disk only that a position is wrong
+        reason = error.strerror if isinstance(error, OSError) else None
+        if reason is None and shutil.disk_usage(path.parent).free < _FULL:
+            reason = os.strerror(errno.ENOSPC)
+        reason = reason or " ".join(str(error).split())
+        raise RunError(f"{path} cannot be written: {reason}; once it can, the same command goes on") from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
