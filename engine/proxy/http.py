@@ -6,7 +6,7 @@ stream that ends early. A response that did not reach its reader marks its turn 
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,9 @@ from starlette.types import Receive, Scope, Send
 from engine.proxy.session import TrialSession
 from engine.proxy.sockets import Connection
 from engine.proxy.turn import Call
-from engine.wire import openai_chat
+from engine.wire import openai_fields, replay
 from engine.wire.messages import ChatRequest, Completion, Refusal
+from engine.wire.openai_chat import OPENAI_CHAT
 
 STREAM_PIECE = 64
 """Characters of text in one event of a stream."""
@@ -78,7 +79,7 @@ async def _complete(session: TrialSession, request: Request, body: bytes) -> Res
     watch = asyncio.create_task(_gone(request))
     answer: Answer | None = None
     try:
-        parsed = openai_chat.parse_request(body)
+        parsed = OPENAI_CHAT.parse(body)
         work = session.work(parsed, call)
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -120,11 +121,11 @@ class _Worded:
 
 def _worded(request: ChatRequest, completion: Completion, call: Call) -> _Worded:
     """Also notes the response; a stream is noted as the message that it makes."""
-    body = orjson.dumps(openai_chat.response(completion))
+    body = orjson.dumps(OPENAI_CHAT.response(completion))
     call.response = body.decode()
     if not request.stream:
         return _Worded(media_type="application/json", length=len(body), chunks=(body,))
-    events = openai_chat.events(completion, request, STREAM_PIECE)
+    events = replay.events(OPENAI_CHAT, completion, request, STREAM_PIECE)
     return _Worded(media_type="text/event-stream", length=None, chunks=events)
 
 
@@ -180,12 +181,12 @@ async def _models(request: Request) -> Response:
         _authorise(session, request)
         asked = request.path_params.get("model")
         if asked is None:
-            return _json(openai_chat.models((name,)))
+            return _json(openai_fields.models((name,)))
         if asked != name:
             raise Refusal(f"The model '{asked}' does not exist", status=404, param="model", code="model_not_found")
     except Refusal as refusal:
         return _refuse(refusal)
-    return _json(openai_chat.model(name))
+    return _json(openai_fields.model(name))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -195,8 +196,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _refuse(refusal: Refusal) -> Response:
-    return _json(openai_chat.error(refusal), refusal.status)
+    return _json(OPENAI_CHAT.error(refusal), refusal.status)
 
 
-def _json(body: dict[str, Any], status: int = 200) -> Response:
+def _json(body: Mapping[str, Any], status: int = 200) -> Response:
     return Response(orjson.dumps(body), status_code=status, media_type="application/json")

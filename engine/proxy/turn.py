@@ -22,8 +22,8 @@ from engine.core.records import Generation, Termination, Trial
 from engine.proxy.conversation import Conversation, Place, Spot, Turn
 from engine.proxy.segments import routed_start
 from engine.tokens import CannotRender, ParsedTurn, Renderer
-from engine.wire import openai_chat
 from engine.wire.messages import ChatRequest, Completion, FinishReason, Message, Refusal, TokenLogprob, ToolCall, Usage
+from engine.wire.openai_chat import OPENAI_CHAT
 
 Result = TypeVar("Result")
 
@@ -143,10 +143,10 @@ class Turns:
         asked = turn.prompt_length
         if self._engine_calls == 0 and asked > limits.max_prompt_tokens:
             self._overflow = True
-            raise openai_chat.context_overflow(limits.max_prompt_tokens, asked)
+            raise OPENAI_CHAT.context_overflow(limits.max_prompt_tokens, asked)
         if asked >= limits.max_context:
             self._overflow = True
-            raise openai_chat.context_overflow(limits.max_context, asked)
+            raise OPENAI_CHAT.context_overflow(limits.max_context, asked)
         appended = 0 if turn.parent is None else len(turn.new_ids)
         budget = limits.max_response_tokens - self._response_tokens - appended
         if budget < 1:
@@ -250,7 +250,7 @@ class Turns:
             pairs = zip(texts, generation.logprobs.tolist(), strict=True)
             logprobs = [TokenLogprob(text=text, logprob=value) for text, value in pairs]
         return Completion(
-            id=f"chatcmpl-{turn.id}",
+            id=turn.id,
             created=int(time.time()),
             model=self.model,
             message=reply,

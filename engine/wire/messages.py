@@ -129,6 +129,7 @@ class Completion:
     """One finished assistant message, ready to be worded in any protocol."""
 
     id: str
+    """The exchange's; each protocol puts its own mark before it."""
     created: int
     """Unix seconds."""
     model: str

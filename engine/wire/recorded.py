@@ -3,49 +3,43 @@
 Refuses a protocol that it does not know. A body that lacks a part (as of a call that failed) offers or calls nothing.
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from engine.wire import openai_chat, openai_responses
 from engine.wire.messages import Message, ToolCall, arguments_object
-from engine.wire.openai_chat import NAME, parse_request
+from engine.wire.openai_chat import OPENAI_CHAT
+from engine.wire.openai_responses import OPENAI_RESPONSES
+from engine.wire.openai_responses_echo import join_name
+from engine.wire.openai_responses_history import messages
+from engine.wire.protocol import WireProtocol
 
-PROTOCOLS = (NAME,)
+Body = Mapping[str, Any]
 
 
 def tools_offered(protocol: str, request: str) -> frozenset[str]:
     """Names of the tools that the model could call; empty where the client offered none or forbade calls."""
-    body = _body(protocol, request)
-    if body.get("tool_choice") == "none":
-        return frozenset()
-    return frozenset(str(tool["function"]["name"]) for tool in body.get("tools") or ())
+    reader = _reader(protocol)
+    body = orjson.loads(request)
+    return frozenset() if body.get("tool_choice") == "none" else reader.tools(body)
 
 
 def messages_sent(protocol: str, request: str) -> tuple[Message, ...]:
     """The whole history that the client sent. Raises Refusal where it was none that the model could read."""
-    _check(protocol)
-    return parse_request(request.encode()).messages
+    return _reader(protocol).protocol.parse(request.encode()).messages
 
 
 def answer_made(protocol: str, response: str) -> Message:
     """The model's message, as the harness received it."""
-    message = (_body(protocol, response).get("choices") or [{"message": {}}])[0]["message"]
-    return Message(
-        role="assistant",
-        text=str(message.get("content") or ""),
-        reasoning=str(message.get("reasoning_content") or ""),
-        tool_calls=calls_made(protocol, response),
-    )
+    return _reader(protocol).answer(orjson.loads(response))
 
 
 def calls_made(protocol: str, response: str) -> tuple[ToolCall, ...]:
     """The tool calls of an answer, as the harness received them."""
-    choices = _body(protocol, response).get("choices") or [{"message": {}}]
-    calls = choices[0]["message"].get("tool_calls") or ()
-    return tuple(
-        ToolCall(id=str(call["id"]), name=str(call["function"]["name"]), arguments=str(call["function"]["arguments"]))
-        for call in calls
-    )
+    return answer_made(protocol, response).tool_calls
 
 
 def can_run(call: ToolCall, offered: frozenset[str]) -> bool:
@@ -53,12 +47,60 @@ def can_run(call: ToolCall, offered: frozenset[str]) -> bool:
     return call.name in offered and arguments_object(call.arguments) is not None
 
 
-def _check(protocol: str) -> None:
-    if protocol not in PROTOCOLS:
+# ---------------------------------------------------------------- by protocol
+
+
+def _chat_tools(body: Body) -> frozenset[str]:
+    return frozenset(str(tool["function"]["name"]) for tool in body.get("tools") or ())
+
+
+def _chat_answer(body: Body) -> Message:
+    message = (body.get("choices") or [{"message": {}}])[0]["message"]
+    calls = message.get("tool_calls") or ()
+    return Message(
+        role="assistant",
+        text=str(message.get("content") or ""),
+        reasoning=str(message.get("reasoning_content") or ""),
+        tool_calls=tuple(
+            ToolCall(
+                id=str(call["id"]), name=str(call["function"]["name"]), arguments=str(call["function"]["arguments"])
+            )
+            for call in calls
+        ),
+    )
+
+
+def _responses_tools(body: Body) -> frozenset[str]:
+    names: list[str] = []
+    for tool in body.get("tools") or ():
+        if tool["type"] == "namespace":
+            names += (join_name(str(tool["name"]), str(inner["name"])) for inner in tool["tools"])
+        else:
+            names.append(str(tool["name"]))
+    return frozenset(names)
+
+
+def _responses_answer(body: Body) -> Message:
+    return next(iter(messages(body.get("output") or (), "output")), Message(role="assistant", text=""))
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """How the recorded bodies of one protocol are read."""
+
+    protocol: WireProtocol
+    tools: Callable[[Body], frozenset[str]]
+    answer: Callable[[Body], Message]
+
+
+_READERS = {
+    openai_chat.NAME: _Reader(OPENAI_CHAT, _chat_tools, _chat_answer),
+    openai_responses.NAME: _Reader(OPENAI_RESPONSES, _responses_tools, _responses_answer),
+}
+
+
+def _reader(protocol: str) -> _Reader:
+    reader = _READERS.get(protocol)
+    if reader is None:
         raise ValueError(f"unknown protocol {protocol!r}")
-
-
-def _body(protocol: str, text: str) -> dict[str, Any]:
-    _check(protocol)
-    body: dict[str, Any] = orjson.loads(text)
-    return body
+    return reader

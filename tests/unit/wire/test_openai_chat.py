@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.wire import openai_chat
+from engine.wire import replay
 from engine.wire.messages import ChatRequest, Completion, Message, Refusal, TokenLogprob, ToolCall, Usage
+from engine.wire.openai_chat import OPENAI_CHAT
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "terminal", "description": "d", "parameters": {"type": "object"}}}
 
 
 def parse(**fields: Any) -> ChatRequest:
-    return openai_chat.parse_request(orjson.dumps({"model": "m", "messages": [USER]} | fields))
+    return OPENAI_CHAT.parse(orjson.dumps({"model": "m", "messages": [USER]} | fields))
 
 
 def refusal(**fields: Any) -> Refusal:
@@ -109,7 +110,7 @@ def test_harmless_forms_are_accepted() -> None:
 def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     problem = refusal(**fields)
     assert (problem.status, problem.kind, problem.param) == (400, "invalid_request_error", param)
-    error = openai_chat.error(problem)["error"]
+    error = OPENAI_CHAT.error(problem)["error"]
     assert set(error) == {"message", "type", "param", "code"} and error["message"]
 
 
@@ -131,7 +132,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], para
 )
 def test_what_is_no_request_is_refused(body: bytes) -> None:
     with pytest.raises(Refusal) as caught:
-        openai_chat.parse_request(body)
+        OPENAI_CHAT.parse(body)
     assert caught.value.status == 400
 
 
@@ -140,12 +141,12 @@ def test_a_tool_schema_nested_too_deeply_is_refused() -> None:
     function = b'{"name":"t","parameters":' + nested + b"}"
     body = b'{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":%s}]}'
     with pytest.raises(Refusal, match="nested too deeply"):
-        openai_chat.parse_request(body % function)
+        OPENAI_CHAT.parse(body % function)
 
 
 def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
     body = b'{"model":"m","messages":[{"role":"user","content":"a\\ud83d b \\ud83d\\ude00"}]}'
-    assert openai_chat.parse_request(body).messages[0].text == "a� b 😀"
+    assert OPENAI_CHAT.parse(body).messages[0].text == "a� b 😀"
 
 
 def test_tools_in_another_order_are_the_same_tools() -> None:
@@ -190,7 +191,7 @@ def stream(done: Completion, piece: int, include_usage: bool) -> list[dict[str, 
     request = ChatRequest(
         model="m", messages=(), tools=(), max_tokens=None, stream=True, include_usage=include_usage, logprobs=False
     )
-    raw = b"".join(openai_chat.events(done, request, piece))
+    raw = b"".join(replay.events(OPENAI_CHAT, done, request, piece))
     blocks = raw.split(b"\n\n")
     assert blocks[-2:] == [b"data: [DONE]", b""]
     return [orjson.loads(block.removeprefix(b"data: ")) for block in blocks[:-2]]
@@ -209,7 +210,7 @@ def test_streamed_and_unstreamed_are_the_same_message(
 ) -> None:
     message = Message(role="assistant", text=text, reasoning=reasoning, tool_calls=tuple(calls))
     done = completion(message, finish_reason=finish)
-    whole = openai_chat.response(done)
+    whole = OPENAI_CHAT.response(done)
     chunks = stream(done, piece, include_usage)
     assert accumulate(chunks) == whole["choices"][0]["message"]
     reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
@@ -222,15 +223,15 @@ def test_streamed_and_unstreamed_are_the_same_message(
 
 
 def test_a_text_turn_has_no_tool_calls_at_all() -> None:
-    message = openai_chat.response(completion(Message(role="assistant", text="hello")))["choices"][0]["message"]
+    message = OPENAI_CHAT.response(completion(Message(role="assistant", text="hello")))["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "hello", "refusal": None}
-    empty = openai_chat.response(completion(Message(role="assistant", text="")))["choices"][0]["message"]
+    empty = OPENAI_CHAT.response(completion(Message(role="assistant", text="")))["choices"][0]["message"]
     assert empty["content"] == ""
 
 
 def test_logprobs_are_one_per_token() -> None:
     tokens = [TokenLogprob(text="a", logprob=-0.5), TokenLogprob(text="�", logprob=-1.0)]
-    body = openai_chat.response(completion(Message(role="assistant", text="a"), logprobs=tokens))
+    body = OPENAI_CHAT.response(completion(Message(role="assistant", text="a"), logprobs=tokens))
     content = body["choices"][0]["logprobs"]["content"]
     assert [(item["token"], item["logprob"], item["bytes"]) for item in content] == [
         ("a", -0.5, [97]),
@@ -239,6 +240,6 @@ def test_logprobs_are_one_per_token() -> None:
 
 
 def test_overflow_is_the_protocols_own_error() -> None:
-    error = openai_chat.error(openai_chat.context_overflow(100, 120))["error"]
+    error = OPENAI_CHAT.error(OPENAI_CHAT.context_overflow(100, 120))["error"]
     assert error["code"] == "context_length_exceeded" and error["type"] == "invalid_request_error"
     assert "maximum context length is 100 tokens" in error["message"] and "120 tokens" in error["message"]
