@@ -103,6 +103,7 @@ def test_harmless_forms_are_accepted() -> None:
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
             "tools[0].function.parameters",
         ),
+        ({"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]}, "tools[0].function.strict"),
         ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
         ({"audio": {}}, "audio"),
     ],
