@@ -63,6 +63,8 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     """Of a tool's result: the call it answers."""
+    is_error: bool = False
+    """Of a tool's result: the client marked it as a failure. A label: what the model reads of it stands in `text`."""
 
     def to_chat(self) -> dict[str, Any]:
         """The mapping that a renderer takes (OpenAI field names, arguments as an object where they are one)."""
