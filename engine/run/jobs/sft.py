@@ -83,7 +83,7 @@ class SftJob:
         def tell(what: str) -> None:
             observer.phase(what, 0, 0, "")
 
-        async with open_workbench(built, place, images, tell, observer.say) as bench:
+        async with open_workbench(built, layout, images, tell, observer.say) as bench:
             rollout = Rollout(bench.shop, bench.engine, built.schedule, place, Drain())
 
             def show(scored: Scored) -> None:
