@@ -32,7 +32,7 @@ class ReapJob:
 
     async def run(self, built: Built) -> int:
         """Exit code 0 when nothing is left. Raises SandboxError naming what could not be removed."""
-        removed = [f"folder {folder}" for folder in await asyncio.to_thread(_folders, built.directory.parent)]
+        removed = [str(folder) for folder in await asyncio.to_thread(_folders, built.directory.parent)]
         try:
             removed += [f"sandbox {name}" for name in await asyncio.to_thread(ledger.reap, None)]
         except SandboxError:
