@@ -46,8 +46,8 @@ def _folders(runs: Path) -> list[Path]:
     removed = remove_abandoned("*")
     for name in _CACHES:
         removed += remove_abandoned("*", cache_dir() / name)
-    for name in _RECORDS:
-        removed += remove_drafts(cache_dir() / name, _DRAFT_S)
+    for folder in (*(cache_dir() / name for name in _RECORDS), runs / "sweeps"):
+        removed += remove_drafts(folder, _DRAFT_S)
     for root in sorted(runs.glob("*/")):
         layout = Layout(root=root)
         if layout.lock.is_file():
