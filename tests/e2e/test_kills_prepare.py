@@ -152,14 +152,19 @@ def test_killed_while_it_tries_the_tasks(place: Place) -> None:
     overrides = ("tasks=laptop", *FEW)
     for kind in ("audit", "grade"):
         with place.started(*overrides) as process:
-            place.wait_for(lambda kind=kind: any(place.tmp.glob(f"lego-rl-{kind}-*")), process)  # type: ignore[misc]
+
+            def at_work(kind: str = kind, pid: int = process.pid) -> bool:
+                return any(place.tmp.glob(f"lego-rl-{kind}-*")) and len(tree(pid)) > 1
+
+            place.wait_for(at_work, process)
             kill_head(process)
         assert any(place.tmp.glob("lego-rl-*"))
     assert any(line.startswith("removed sandbox audit-") for line in place.reap())
     assert place.left() == []
 
     with place.started(*overrides) as process:
-        place.wait_for(lambda: any(place.cache.glob("sandboxes/*/*/audit-*/root")), process)
+        rooms = "sandboxes/*/*/audit-*/root"
+        place.wait_for(lambda: any(place.cache.glob(rooms)) and len(tree(process.pid)) > 1, process)
         kill_head(process)
     with place.started(*overrides) as process:  # which removes what the one before left, and goes on
         assert process.wait(timeout=900) == 0, (place.root / "log.txt").read_text()[-3000:]
