@@ -19,6 +19,7 @@ from engine.config.command import run_command
 from engine.config.composed import Composed
 from engine.core.contracts import DrainableJob
 from engine.core.errors import Interrupted, LegoError
+from engine.core.paths import compiled_dir
 from engine.run.sweep import Runner
 
 INTERRUPTED = 130
@@ -28,6 +29,8 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command line; returns the exit code."""
+    # As soon as it is imported, torch makes a folder among the temporary ones unless it is told another place.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled_dir()))
     for number in (signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal is gone, unless `nohup` has it ignored
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)

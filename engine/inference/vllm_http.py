@@ -30,6 +30,7 @@ from engine.inference.answers import generation, prompt_logprobs
 from engine.inference.gate import Gate
 from engine.inference.probe import WeightProbe
 from engine.inference.process import ServerProcess, port_taken
+from engine.inference.vllm_folder import FOLDER, folder_problems, server_variables
 from engine.inference.vllm_plugin import BACKEND, LONGEST_S, PAUSE, read_pause
 from engine.inference.weight_file import Shapes, check_same, checkpoint_shapes
 
@@ -122,7 +123,7 @@ class VllmServer:
             if name.replace("_", "-").removeprefix("no-") in _OWN_ARGUMENTS:
                 way = "remove it; model, scale and the other inference keys decide it"
                 errors.append(ConfigError(f"inference.arguments.{name}", self.arguments[name], "set already", way))
-        return [*errors, *self._pause_problems()]
+        return [*errors, *folder_problems(), *self._pause_problems()]
 
     def _pause_problems(self) -> Iterator[ConfigError]:
         """Told before the start: a process of vLLM that cannot read it dies without naming the key."""
@@ -151,15 +152,16 @@ class VllmServer:
         self._version, self._broken = 0, ""
         if self.port is not None and port_taken(self.port):
             raise self._taken(self.port)
-        # A socket's path may have 107 bytes at most, so it does not lie in the run's directory.
-        self._socket = self._folder.enter_context(temporary_folder("vllm")) / "vllm" if self.port is None else None
-        self._server = ServerProcess("vLLM", self._command(model), self._variables(), directory / "vllm.log")
+        folder = self._folder.enter_context(temporary_folder(FOLDER))
+        self._socket = folder / "vllm" if self.port is None else None
+        variables = server_variables(folder, self.cpu_kv_cache_gb) | dict(self.environment)
+        self._server = ServerProcess("vLLM", self._command(model), variables, directory / "vllm.log")
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.max_concurrency)
         transport = httpx.AsyncHTTPTransport(limits=limits, uds=str(self._socket) if self._socket else None)
         address = f"http://127.0.0.1:{self.port}" if self.port is not None else "http://vllm"
         self._client = httpx.AsyncClient(base_url=address, transport=transport, trust_env=False)
         try:
-            await self._server.start(self.stop_grace_s, self._socket.parent if self._socket else None)
+            await self._server.start(self.stop_grace_s, folder)
             await self._server.wait_until(self._healthy, self.start_timeout_s)
             await self._control("/init_weight_transfer_engine", {"init_info": {}})
         except BaseException:
@@ -213,18 +215,6 @@ class VllmServer:
         for name, value in settings.items():
             command += _flag(name.replace("_", "-"), value)
         return command
-
-    def _variables(self) -> dict[str, str]:
-        """Development endpoints carry weight updates; nothing is fetched from a hub and nothing is reported."""
-        variables = {
-            "VLLM_SERVER_DEV_MODE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-        }
-        if self.cpu_kv_cache_gb is not None:
-            variables["VLLM_CPU_KVCACHE_SPACE"] = f"{self.cpu_kv_cache_gb:g}"
-        return variables | dict(self.environment)
 
     async def _healthy(self) -> bool:
         if self._client is None:

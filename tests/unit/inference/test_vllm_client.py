@@ -59,11 +59,19 @@ class Fake:
         while path not in [called for called, _ in self.calls()]:
             time.sleep(0.01)
 
-    def kill(self) -> None:
-        """As the kernel does to a server that takes too much memory; its supervisor lives."""
+    def child(self) -> int:
         server: Any = self.engine._server
         (child,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-        os.kill(int(child), signal.SIGKILL)
+        return int(child)
+
+    def variables(self) -> dict[str, str]:
+        """The environment that the server's process has."""
+        entries = Path(f"/proc/{self.child()}/environ").read_text().split("\0")
+        return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+    def kill(self) -> None:
+        """As the kernel does to a server that takes too much memory; its supervisor lives."""
+        os.kill(self.child(), signal.SIGKILL)
 
     async def sample(self) -> Generation:
         return await self.engine.generate(
@@ -291,6 +299,30 @@ def test_a_pause_that_vllm_could_not_take_is_named_before_the_start(
     (error,) = made().problems()
     assert str(error) == f"{PAUSE} (environment variable)={wrong}"
     assert made(environment={PAUSE: "0.0002"}).problems() == []
+
+
+def test_a_folder_too_deep_for_sockets_is_named_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    deepest = "/" + "d" * 47
+    monkeypatch.setattr("tempfile.tempdir", deepest)
+    assert made().problems() == []
+    monkeypatch.setattr("tempfile.tempdir", f"{deepest}d")
+    (error,) = made().problems()
+    assert str(error) == (
+        f"TMPDIR='{deepest}d': vLLM's sockets lie there, and a path of over 48 bytes is too long for them; "
+        "set it to a shorter path, for example TMPDIR=/tmp"
+    )
+
+
+@pytest.mark.parametrize("by_port", [False, True])
+async def test_what_the_server_leaves_lies_in_a_folder_that_ends_with_it(
+    fake: Callable[..., Any], unused_tcp_port: int, by_port: bool
+) -> None:
+    async with fake(port=unused_tcp_port if by_port else None) as server:
+        folder = Path(server.variables()["TMPDIR"])
+        assert folder.name.startswith("lego-rl-vllm-") and (folder / ".lock").exists()
+        assert server.variables()["VLLM_RPC_BASE_PATH"] == str(folder)
+        (folder / "left").touch()
+    assert not folder.exists()
 
 
 def test_a_missing_vllm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
