@@ -1,7 +1,7 @@
 """One server process: start, wait until it answers, know when it died and why, stop all of it.
 
-Invariant: after `stop` (or after this process dies, however) nothing of the server is left; `supervise.py` sees to
-that. A server that dies or never answers is a RunError that ends with its log's last lines.
+Invariant: after `stop` (or after this process dies, however) nothing of the server is left; `core/supervise.py` sees
+to that. A server that dies or never answers is a RunError that ends with its log's last lines.
 """
 
 import asyncio
@@ -10,11 +10,11 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from engine.core.errors import RunError
+from engine.core.processes import supervised
 
 _log = logging.getLogger(__name__)
 _TAIL_BYTES = 16_384
@@ -48,12 +48,9 @@ class ServerProcess:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         if self.log.exists():  # of the process before, which may tell why it ended
             self.log.replace(self.log.with_name(f"{self.log.name}.1"))
-        script = str(Path(__file__).with_name("supervise.py"))
-        supervisor = (sys.executable, script, str(grace_s), str(os.getpid()), str(folder or ""))
         with self.log.open("wb") as output:
             self._process = await asyncio.create_subprocess_exec(
-                *supervisor,
-                *self._command,
+                *supervised(self._command, grace_s, folder),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

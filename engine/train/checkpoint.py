@@ -11,7 +11,6 @@ import json
 import os
 import pickle
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from engine.core.errors import RunError
+from engine.core.whole import draft_of
 
 _FULL = 1 << 20
 """Bytes left below which a disk counts as full."""
@@ -55,10 +55,11 @@ def save_state(
         save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, folder / _WEIGHTS)
         torch.save(dict(state), folder / _STATE)
         (folder / _META).write_text(json.dumps(meta, indent=2) + "\n")
+        replaced = draft_of(directory)
         if directory.exists():
-            directory.rename(folder.with_suffix(".replaced"))
+            directory.rename(replaced)
         folder.rename(directory)
-        shutil.rmtree(folder.with_suffix(".replaced"), ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def load_state(directory: Path, weights: Mapping[str, Any], expected: Mapping[str, object]) -> dict[str, Any]:
@@ -93,15 +94,14 @@ def _same_shape(a: Any, b: Any) -> bool:
 
 @contextlib.contextmanager
 def _sibling(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path`, removed at the end unless it was renamed; what a killed writer left goes first.
+    """An empty folder beside `path`, removed at the end unless it was renamed.
 
     Raises RunError where the disk does not take what is written in it."""
     folder: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for stale in path.parent.glob(f".{path.name}.*"):
-            shutil.rmtree(stale, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        folder = draft_of(path)
+        folder.mkdir()
         folder.chmod(0o755)
         yield folder
     except (OSError, RuntimeError, SafetensorError) as error:  # torch says of a full disk only that a position is wrong

@@ -140,7 +140,7 @@ def test_a_taken_port_is_seen() -> None:
 
 
 def test_supervision_refuses_an_owner_that_is_gone() -> None:
-    script = Path(__file__).parents[3] / "engine/inference/supervise.py"
+    script = Path(__file__).parents[3] / "engine/core/supervise.py"
     wrong = str(os.getppid())
     done = subprocess.run([sys.executable, str(script), "1", wrong, "sh", "-c", "echo ran"], capture_output=True)
     assert done.returncode == 1 and done.stdout == b""

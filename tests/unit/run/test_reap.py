@@ -1,5 +1,6 @@
 """`job=reap` removes what dead processes left and nothing that lives."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine.core.errors import SandboxError
+from engine.core.whole import draft_of
 from engine.run.jobs import reap
 from engine.run.jobs.reap import ReapJob
 from engine.store.claim import claim
@@ -20,7 +22,8 @@ import os, sys
 from pathlib import Path
 from engine.core.temporary import temporary_folder
 from engine.sandbox.ledger import Session
-folders = [temporary_folder("kind", below) for below in (None, Path(sys.argv[1]))]
+places = [None, *map(Path, sys.argv[1:])]
+folders = [temporary_folder("kind", below) for below in places]
 for folder in folders:
     print(folder.__enter__())
 session = Session("owner")
@@ -46,8 +49,8 @@ def a_run(root: Path, name: str) -> Layout:
     return layout
 
 
-def left_by_a_dead_process(below: Path) -> list[str]:
-    command = [sys.executable, "-c", DIES, str(below)]
+def left_by_a_dead_process(*below: Path) -> list[str]:
+    command = [sys.executable, "-c", DIES, *map(str, below)]
     died = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     assert died.returncode == 9
     return died.stdout.split()
@@ -56,19 +59,25 @@ def left_by_a_dead_process(below: Path) -> list[str]:
 async def test_what_is_dead_goes_and_what_lives_stays(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left = left_by_a_dead_process(cache / "models")
+    left = left_by_a_dead_process(*(cache / name for name in ("disks", "images", "models", "sdists", "tasks")))
     dead, living = a_run(tmp_path / "runs", "dead"), a_run(tmp_path / "runs", "living")
+    half, others = draft_of(dead.state), draft_of(living.state)
+    old, young = draft_of(cache / "proven/old.txt"), draft_of(cache / "proven/young.txt")
+    old.parent.mkdir()
+    for draft in (half, others, old, young):
+        draft.touch()
+    os.utime(old, (0, 0))
     built: Any = SimpleNamespace(directory=tmp_path / "runs/mine")
     with claim(living):
         assert await ReapJob().run(built) == 0
     told = capsys.readouterr().out
-    for folder in (*left, str(dead.scratch)):
-        assert f"removed folder {folder}\n" in told
+    for folder in (*left, str(dead.scratch), half, old):
+        assert f"removed {folder}\n" in told
         assert not Path(folder).exists()
     assert "removed sandbox " in told
-    assert living.scratch.is_dir()
+    assert living.scratch.is_dir() and others.exists() and young.exists()
     assert await ReapJob().run(built) == 0
-    assert capsys.readouterr().out == f"removed folder {living.scratch}\n"
+    assert capsys.readouterr().out == f"removed {others}\nremoved {living.scratch}\n"
     assert await ReapJob().run(built) == 0
     assert capsys.readouterr().out == "nothing was left behind\n"
 
@@ -84,4 +93,4 @@ async def test_what_cannot_be_removed_is_raised_after_the_rest_was_told(
     built: Any = SimpleNamespace(directory=tmp_path / "runs/mine")
     with pytest.raises(SandboxError, match="busy"):
         await ReapJob().run(built)
-    assert capsys.readouterr().out == f"removed folder {dead.scratch}\n"
+    assert capsys.readouterr().out == f"removed {dead.scratch}\n"
