@@ -133,22 +133,20 @@ def _unknown_key(line: Override, config: DictConfig, groups: set[str], registry:
         guess = nearest(key, names) or nearest_key(key, keys)
         return ConfigError(key, value, "unknown key or group", suggestion(guess, names))
     node = OmegaConf.select(config, parent)
-    if isinstance(node, DictConfig):
-        schema = schema_of(parent, plain, registry)
+    if node is not None and not isinstance(node, DictConfig):
+        return ConfigError(key, value, f"{parent} is a single value and has no keys", f"write {parent}=VALUE")
+    for above in _above(key):
+        node = OmegaConf.select(config, above)
+        if not isinstance(node, DictConfig):
+            continue
+        schema = schema_of(above, plain, registry)
         if schema and isinstance(schema.get("additionalProperties"), dict):
-            return ConfigError(key, value, f"not in the free-form map {parent} yet", f"write +{line.input_line}")
+            return ConfigError(key, value, f"not in the free-form map {above} yet", f"write +{line.input_line}")
         siblings = [str(name) for name in node if name != "_target_"]
-        near = nearest(leaf, siblings)
+        near = nearest(leaf, siblings) if above == parent else None
         guess = f"{parent}.{near}" if near else nearest_key(key, keys)
         return ConfigError(key, value, "unknown key", suggestion(guess, siblings))
-    if node is not None:
-        return ConfigError(key, value, f"{parent} is a single value and has no keys", f"write {parent}=VALUE")
-    allowed = next(
-        (list(node) for above in _above(parent) if isinstance(node := OmegaConf.select(config, above), DictConfig)),
-        list(plain),
-    )
-    siblings = [str(name) for name in allowed if name != "_target_"]
-    return ConfigError(key, value, "unknown key", suggestion(nearest_key(key, keys), siblings))
+    return ConfigError(key, value, "unknown key", suggestion(nearest_key(key, keys), list(plain)))
 
 
 def _above(key: str) -> Iterator[str]:
