@@ -36,7 +36,7 @@ def contents(folder: Path) -> dict[Path, tuple[int, str]]:
 
 def wait_for_the_second(process: "subprocess.Popen[bytes]", root: Path) -> Path:
     """The directory of the second point, once that samples the trials of its second step."""
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + 1800
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
         if not list(root.glob("sweeps/*/summary.json")):
@@ -76,7 +76,7 @@ def test_three_points_killed_in_the_second_and_resumed(root: Path) -> None:
 
     again = start(root, "-m", SWEPT)
     try:
-        code = again.wait(timeout=900)
+        code = again.wait(timeout=1800)
     finally:
         kill_all(again)
     words = log.read_bytes()[told:].decode()
