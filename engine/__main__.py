@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 import traceback
@@ -25,6 +26,8 @@ from engine.run.sweep import Runner
 INTERRUPTED = 130
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """What a disk says that takes no more; no defect of the program."""
+_NO_MEMORY = re.compile(r"can't allocate memory|[Cc]annot allocate memory|out of memory")
+"""What torch and the kernel say of memory."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -74,6 +77,10 @@ def execute(composed: Composed) -> int:
             print(f"{problem}; once it can, the same command goes on", file=sys.stderr)
             return LegoError.exit_code
         text = " ".join(str(error).split())
+        if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
+            way = "end other programs, or lower train.micro_batch_tokens, schedule.concurrency or the model's sizes"
+            print(f"there is not enough memory ({text[:300] or 'MemoryError'}); {way}", file=sys.stderr)
+            return LegoError.exit_code
         print(f"{type(error).__name__}: {text} (a defect of the program; {_keep(built.directory)})", file=sys.stderr)
         return LegoError.exit_code
 

@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from engine.config.completion import install_script
 from engine.config.compose import HYDRA_VERSION_BASE, compose, explain, finish
+from engine.config.diagnose import told_by_hydra
 from engine.config.nearest import nearest, suggestion
 from engine.config.schemas import CONFIG_NAME, TREE, Tree
 from engine.config.sweep import Program, check_sweep
@@ -36,10 +37,10 @@ NOTHING_TO_DO = "say what to run, for example: python -m engine experiment=openh
 
 def run_command(arguments: Sequence[str], program: Program, tree: Tree = TREE) -> int:
     """Do what the command line says. Returns the exit code; raises ConfigError and SystemExit (Hydra's own flags)."""
-    if not arguments:
+    parsed = parse_arguments(arguments)
+    if not arguments or (parsed.multirun and not parsed.overrides):
         print(NOTHING_TO_DO, file=sys.stderr)
         return 2
-    parsed = parse_arguments(arguments)
     flags = [text for text in arguments if text not in parsed.overrides]
     if parsed.shell_completion and "install=bash" in parsed.overrides:
         print(install_script())
@@ -77,6 +78,8 @@ def _run_hydra(flags: Sequence[str], parsed: argparse.Namespace, program: Progra
         if isinstance(error, OSError) and error.filename and parsed.multirun:
             problem = f"the sweep's record cannot be written ({error.strerror})"
             raise ConfigError("run.root", str(error.filename), problem, "name a folder to write to") from error
+        if parsed.multirun:  # its points have passed, so what is left is Hydra's own
+            raise told_by_hydra(error) from error
         raise explain(parsed.overrides, error, tree) from error
     return next((code for code in codes if code), 0)
 

@@ -156,4 +156,6 @@ def _as_sweep(line: Override) -> str:
     key, equals, value = text.partition("=")
     if line.is_sweep_override() or line.is_delete() or not value or key.startswith("run."):
         return text
+    if line.value() is None:  # which `choice` does not take; forced, so that Hydra does not look for its key
+        return f"++{key.lstrip('+')}{equals}{value}"
     return f"{key}{equals}choice({value})"

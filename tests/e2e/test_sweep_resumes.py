@@ -112,6 +112,9 @@ REFUSED = {
         ["seed=1,2", "run.name=mine"],
         ["run.name='mine': the points seed=1 and seed=2 would share this directory; set run.name=null"],
     ),
+    "a key": (["schedule.stepz=1,2"], ["schedule.stepz=1: unknown key; did you mean schedule.steps?"]),
+    "a group": (["nosuch=a,b"], ["nosuch='a': unknown key or group; allowed: algorithm, "]),
+    "an option of the job": (["seed=1,2", "job.jurnal=3"], ["job.jurnal=3: unknown key; did you mean job.journal?"]),
     "a point twice": (["seed=1,1"], ["seed='1': names one point twice; give each value once"]),
 }
 

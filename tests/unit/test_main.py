@@ -103,6 +103,12 @@ def test_what_nohup_ignores_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> No
         (RunError("as told"), "as told"),
         (NoTrainableToken("step 5: 0 kept and 8 excluded"), "step 5: 0 kept and 8 excluded"),
         (OSError(errno.ENOSPC, "No space left on device", "/d/x"), "/d/x cannot be written: No space left on device;"),
+        (MemoryError(), "there is not enough memory (MemoryError); end other programs, or lower train.micro_batch_tok"),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+            "there is not enough memory ([enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate mem",
+        ),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "there is not enough memory ([Errno 12] Cannot allocate"),
         (ZeroDivisionError("a\nb"), "ZeroDivisionError: a b (a defect of the program; traceback in "),
     ],
 )

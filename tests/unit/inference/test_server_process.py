@@ -112,11 +112,39 @@ async def test_death_at_start_tells_the_error_and_the_exit_code(tmp_path: Path) 
     assert server.status() == "exit code 7"
 
 
+async def test_a_server_that_was_killed_says_by_what(tmp_path: Path) -> None:
+    server = ServerProcess("vLLM", ["sh", "-c", "echo loading weights; kill -9 $$"], {}, tmp_path / "log")
+    await server.start(grace_s=1)
+    line = r"^vLLM died at start \(exit code 137, killed by SIGKILL\): loading weights$"
+    with pytest.raises(RunError, match=line):
+        await server.wait_until(never, timeout_s=60)
+
+
+def test_the_last_words_are_the_errors_each_once_and_without_its_prefix(tmp_path: Path) -> None:
+    server = ServerProcess("vLLM", ["true"], {}, tmp_path / "log")
+    assert server.tail() == "no log"
+    worker, core = "(Worker pid=7) ERROR 11-30 07:56:50 [multiproc_executor.py:1055]", "(EngineCore pid=6)"
+    lines = [
+        f"{worker} ValueError: too little",
+        f"{worker}   File 'x', line 3",
+        f"{core} ERROR 11-30 07:56:50 [core.py:1366] RuntimeError: Worker failed with error 'too little', see above",
+        f"{core} RuntimeError: Worker failed with error 'too little', see above",
+        "(APIServer pid=5) RuntimeError: Engine core initialization failed.",
+        "",
+    ]
+    (tmp_path / "log").write_text("\n".join(lines))
+    assert server.tail() == "ValueError: too little | RuntimeError: Engine core initialization failed."
+    (tmp_path / "log").write_text(f"RuntimeError: {'x' * 1000}\n")
+    assert len(server.tail()) == 300
+    (tmp_path / "log").write_text("")
+    assert server.tail() == "empty log"
+
+
 async def test_a_server_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
     server = ServerProcess("slow", ["sleep", "600"], {}, tmp_path / "log")
     await server.start(grace_s=0.1)
     try:
-        with pytest.raises(RunError, match="slow was not ready after 0 s"):
+        with pytest.raises(TimeoutError, match="slow was not ready after 0 s: empty log"):
             await server.wait_until(never, timeout_s=0)
     finally:
         await server.stop()
