@@ -1,7 +1,8 @@
 """From what an address names to what lies on the disk.
 
 Invariant: a name from an address is looked up among the names that are there and never becomes part of a path by
-itself, so no address leads out of the folder of runs. What is damaged is told on the page that needed it (`noted`).
+itself, and no link inside a run is followed out of it; only a whole run that its owner linked into the folder of runs
+lies elsewhere. What is damaged is told on the page that needed it (`noted`).
 Refuses (Unknown) whatever is not there.
 """
 
@@ -62,6 +63,9 @@ def find_trial(root: Path, asked: Asked) -> tuple[Reader, Split, int, str]:
     reader, split, step, name = find_run(root, asked), find_split(asked), find_number(asked, "step", 0), asked["trial"]
     if step not in reader.rollouts(split) or name not in reader.trials(step, split):
         raise Unknown(f"There is no trial {name!r} of step {step}, split {split!r}, in this run.")
+    path = reader.layout.trials(step, split) / f"{name}.parquet"
+    if not path.resolve().is_relative_to(reader.layout.root.resolve()):
+        raise Unknown(f"{name!r} is a link that leads out of the run; it is not followed.")
     return reader, split, step, name
 
 

@@ -14,6 +14,7 @@ from samples_cases import scored
 from view_pieces import COOKIE, GAP, NAME, OTHER, SCRIPT, TOKEN, a_viewed_run, damage, forget
 
 from engine.store.layout import Layout
+from engine.store.ledger import Ledger
 from engine.store.reader import Reader
 from engine.store.state import StateFile
 from engine.store.writer import Writer
@@ -25,6 +26,7 @@ EVIL_TRIAL = f"/runs/one/trials/train/1/{NAME}"
 OTHER_TRIAL = f"/runs/one/trials/train/0/{OTHER}"
 PAGES = (
     *("/runs", "/runs/one/state", "/runs/one/curves", "/runs/one/trials", "/runs/one/trials?step=0"),
+    *("/runs/one/numbers", "/runs/one/configuration"),
     *("/runs/one/trials?split=validation&step=2", "/runs/one/trials?step=1&outcome=not+resolved"),
     *(f"{EVIL_TRIAL}/turns", f"{EVIL_TRIAL}/tokens", f"{EVIL_TRIAL}/tokens?only=sampled"),
     *(f"{OTHER_TRIAL}/turns", f"{OTHER_TRIAL}/tokens?segment=2", f"{OTHER_TRIAL}/tokens?exchange=x1"),
@@ -87,21 +89,35 @@ async def test_the_state_of_a_live_run(browser: httpx.AsyncClient, layout: Layou
     writer = Writer(layout)
     for sample, attempt in ((0, 0), (0, 1), (1, 0), (2, 0)):
         writer.trial(2, scored(1.0, "a", sample, attempt=attempt))
+    ledger = Ledger(layout)
+    ledger.move(2, [("train", f"e0-a-s{sample}-a0") for sample in range(4)], "pending")
+    ledger.move(2, [("train", f"e0-a-s{sample}-a0") for sample in range(4)], "running")
+    ledger.move(2, [("train", "e0-a-s0-a0")], "excluded", "sandbox_lost")
+    for state in ("pending", "running", "finished"):
+        ledger.move(2, [("train", "e0-a-s0-a1")], state)
+    ledger.move(2, [("train", f"e0-a-s{sample}-a0") for sample in (1, 2)], "finished")
     found = await page(browser, "/runs/one/state")
     assert found["problems"] == []
     assert (found["state"]["phase"], found["state"]["step"], found["state"]["live"]) == ("rollout", 2, True)
-    assert (found["trials"]["step"], found["trials"]["planned"]) == (3, 4)
+    assert (found["now"]["done"], found["now"]["planned"]) == (3, 4)
+    assert found["now"]["states"] == {"running": 1, "finished": 3, "excluded": 1}
+    assert found["now"]["running"] == ["e0-a-s3-a0"]
     assert (found["trials"]["train"], found["trials"]["validation"]) == (12, 2)
     assert found["metrics"]["reward/mean"] == 0.5
     assert found["metrics"]["loss/kl"] is None  # infinite, which JSON does not know
-    assert found["written"]["configuration_hash"] == "0" * 12
-    assert "dependencies" not in found["written"]
     (alert,) = found["alerts"]
     assert (alert["alert"], alert["step"]) == ("correlation", 1)
     text = await shown(browser, "/runs/one/state")
-    assert "3 of 4 trials of this step finished" in text
+    assert "3 of 4 trials of" in text
+    assert "1 running, 3 finished, 1 excluded" in text
     assert "2 of 24 steps done" in text
     assert "inf" in text
+
+
+async def test_what_it_was_started_with(browser: httpx.AsyncClient) -> None:
+    written = (await page(browser, "/runs/one/configuration"))["written"]
+    assert (written["configuration_hash"], written["dependencies"]) == ("0" * 12, {"torch": "1"})
+    assert "configuration_hash: &#39;000000000000&#39;" in await shown(browser, "/runs/one/configuration")
 
 
 async def test_the_curves(browser: httpx.AsyncClient) -> None:
@@ -269,7 +285,7 @@ async def test_no_text_leaves_its_place(browser: httpx.AsyncClient, address: str
     assert not re.findall(r"(?:src|href)=\"(?!/)|https?://(?!www\.w3\.org)|style=|javascript:", text)
 
 
-@pytest.mark.parametrize("address", [f"{EVIL_TRIAL}/turns", "/runs/one/trials?step=1", "/runs/one/state"])
+@pytest.mark.parametrize("address", [f"{EVIL_TRIAL}/turns", "/runs/one/trials?step=1", "/runs/one/configuration"])
 async def test_what_would_be_obeyed_is_shown(browser: httpx.AsyncClient, address: str) -> None:
     text = await shown(browser, address)
     assert "&lt;script&gt;window.hacked = 1&lt;/script&gt;" in text
@@ -355,9 +371,11 @@ async def test_damage_stays_on_its_own_page(browser: httpx.AsyncClient, layout: 
     assert "state.json is damaged" in await shown(browser, "/runs")
 
     problems = (await page(browser, "/runs/one/state"))["problems"]
-    for name, problem in zip(("state.json", "step=000000.parquet", ".json", "config.yaml"), problems, strict=True):
+    for name, problem in zip(("state.json", ".json"), problems, strict=True):
         assert f"{name} is damaged" in problem
-    assert (await shown(browser, "/runs/one/state")).count('class="problem"') == 4
+    assert (await shown(browser, "/runs/one/state")).count('class="problem"') == 2
+    assert "config.yaml is damaged" in await shown(browser, "/runs/one/configuration")
+    assert "step=000000.parquet is damaged" in await shown(browser, "/runs/one/numbers", 500)
 
     assert "step=000000.parquet is damaged" in (await page(browser, "/runs/one/curves", 500))["error"]
     assert "step=000000.parquet is damaged" in await shown(browser, "/runs/one/curves", 500)
