@@ -1,8 +1,8 @@
 """From what an address names to what lies on the disk.
 
 Invariant: a name from an address is looked up among the names that are there and never becomes part of a path by
-itself, and no link inside a run is followed out of it; only a whole run that its owner linked into the folder of runs
-lies elsewhere. What is damaged is told on the page that needed it (`noted`).
+itself, and no trial or configuration is read through a link out of its run; only a whole run that its owner linked into
+the folder of runs lies elsewhere. What is damaged is told on the page that needed it (`noted`).
 Refuses (Unknown) whatever is not there.
 """
 
@@ -63,10 +63,18 @@ def find_trial(root: Path, asked: Asked) -> tuple[Reader, Split, int, str]:
     reader, split, step, name = find_run(root, asked), find_split(asked), find_number(asked, "step", 0), asked["trial"]
     if step not in reader.rollouts(split) or name not in reader.trials(step, split):
         raise Unknown(f"There is no trial {name!r} of step {step}, split {split!r}, in this run.")
-    path = reader.layout.trials(step, split) / f"{name}.parquet"
-    if not path.resolve().is_relative_to(reader.layout.root.resolve()):
-        raise Unknown(f"{name!r} is a link that leads out of the run; it is not followed.")
+    check_inside(reader, reader.layout.trials(step, split) / f"{name}.parquet")
     return reader, split, step, name
+
+
+def check_inside(reader: Reader, path: Path) -> None:
+    """Raise RunError for a link that leads out of the run, which may show anybody's file as the run's own."""
+    try:
+        inside = path.resolve().is_relative_to(reader.layout.root.resolve())
+    except (OSError, RuntimeError):  # links in a circle
+        inside = False
+    if not inside:
+        raise RunError(f"{path} is a link that leads out of the run; it is not followed")
 
 
 def find_number(asked: Asked, name: str, default: int) -> int:

@@ -17,7 +17,7 @@ from engine.observe.figures import figures
 from engine.observe.headline import headline
 from engine.store.layout import Layout
 from engine.store.reader import Reader
-from engine.ui.places import SPLITS, Asked, Page, find_number, find_run, noted, run_names
+from engine.ui.places import SPLITS, Asked, Page, check_inside, find_number, find_run, noted, run_names
 from engine.ui.progress import ENDED, age_s, is_live, lives, trials_now
 
 PATIENCE_S = 4.0
@@ -119,6 +119,7 @@ def configuration_page(root: Path, asked: Asked) -> Page:
     problems: list[str] = []
     written: Mapping[str, Any] = {}
     with noted(problems):
+        check_inside(reader, reader.layout.config)
         written = reader.config() or {}
     return {"run": asked["run"], "written": dict(written), "problems": problems}
 

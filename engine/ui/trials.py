@@ -15,7 +15,7 @@ from engine.core.records import Split
 from engine.observe.summary import quantiles
 from engine.store.layout import Layout
 from engine.store.reader import Reader
-from engine.ui.places import SPLITS, Asked, Page, find_number, find_run, find_split
+from engine.ui.places import SPLITS, Asked, Page, check_inside, find_number, find_run, find_split
 from engine.ui.progress import is_live, trials_of
 
 OUTCOMES = ("resolved", "not resolved", "excluded", "damaged")
@@ -77,6 +77,7 @@ def _line(reader: Reader, step: int, split: Split, name: str) -> Page:
     path = reader.layout.trials(step, split) / f"{name}.parquet"
     empty = dict.fromkeys(set(_COLUMNS) - {"verdict_findings"}) | {"timings": {}, "findings": 0}
     try:
+        check_inside(reader, path)
         about = path.stat()
         row = _read(reader.layout.root, step, split, name, (about.st_mtime_ns, about.st_size))
     except (RunError, OSError) as error:  # OSError: it was set aside or deleted since the folder was read

@@ -140,7 +140,6 @@ def same_numbers(layout: Layout, pages: dict[str, dict[str, Any]]) -> Counter[st
             trials(layout, page)
         elif kind == "tokens":
             tokens(layout, page, parse_qs(urlsplit(address).query))
-            compared["figures"] += 0
         elif kind in ("curves", "numbers"):
             compared["figures"] += curves(layout, page)
         elif kind == "turns":
@@ -222,7 +221,9 @@ def curves(layout: Layout, page: dict[str, Any]) -> int:
     assert page["steps"] == sorted(metrics)
     for name, values in page["metrics"].items():
         assert values == [metrics[step].get(name) for step in page["steps"]], name
-    drawn = {trace["name"]: trace for figure in page.get("figures", ()) for trace in figure["traces"]}
+    drawn = {
+        trace["name"]: trace for figure in page.get("figures", ()) for trace in figure["traces"] if "name" in trace
+    }
     for name in ("train/entropy", "loss/kl", "alignment/pearson_r", "tokens/sampled"):
         if drawn and page["steps"]:
             assert dict(zip(drawn[name]["x"], drawn[name]["y"], strict=True)) == {
