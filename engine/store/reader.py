@@ -104,6 +104,14 @@ class Reader:
         with _whole(path, _RESTORE):
             return dict(yaml.safe_load(path.read_bytes()))
 
+    def warm_start(self) -> dict[str, Any] | None:
+        """What the gate of a warm start found; None where there was none."""
+        path = self.layout.root / "reports" / "warm_start.json"
+        if not path.exists():
+            return None
+        with _whole(path, _SHOWN_ONLY):
+            return dict(json.loads(path.read_text()))
+
     def alerts(self) -> list[dict[str, Any]]:
         """All alarms, oldest first."""
         found = []

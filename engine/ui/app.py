@@ -20,7 +20,8 @@ from starlette.types import ASGIApp
 
 from engine.core.errors import RunError
 from engine.ui.guard import guarded
-from engine.ui.places import Asked, Page, Unknown, run_names
+from engine.ui.others import gates_page, sweeps_page
+from engine.ui.places import Asked, Page, Unknown, find_folder
 from engine.ui.render import as_html, as_json
 from engine.ui.runs import configuration_page, curves_page, numbers_page, runs_page, state_page
 from engine.ui.text import visible
@@ -33,6 +34,8 @@ MakePage = Callable[[Path, Asked], Page]
 _TRIAL = "/runs/{run}/trials/{split}/{step:int}/{trial}"
 _PAGES: tuple[tuple[str, str, MakePage], ...] = (
     ("/runs", "runs.html", runs_page),
+    ("/sweeps", "sweeps.html", sweeps_page),
+    ("/gates", "gates.html", gates_page),
     ("/runs/{run}/state", "state.html", state_page),
     ("/runs/{run}/curves", "curves.html", curves_page),
     ("/runs/{run}/numbers", "numbers.html", numbers_page),
@@ -77,7 +80,7 @@ def _shown(root: Path, template: str, make: MakePage) -> Callable[[Request], Awa
 def _broken(root: Path, asked: Asked, error: Exception, *, json: bool) -> Response:
     """What went wrong while a page was made, as an answer."""
     name = asked.get("run")
-    if name is not None and name not in run_names(root):
+    if name is not None and find_folder(root, name) is None:
         return _error(404, f"The run {name!r} was deleted or moved while it was looked at.", json=json)
     if isinstance(error, RunError):
         return _error(500, str(error), json=json)

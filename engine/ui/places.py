@@ -26,6 +26,10 @@ SPLITS: tuple[Split, ...] = tuple(split for split in get_args(Split) if split !=
 """Those whose trials lie in a run; of a warm start only the checkpoint is left."""
 
 
+_OF_GATE = "~"
+"""Between a run's name and what its gate is called."""
+
+
 class Unknown(LookupError):
     """An address that names nothing; one line for a person."""
 
@@ -33,6 +37,12 @@ class Unknown(LookupError):
 def run_names(root: Path) -> list[str]:
     """Folders of `root` that hold a run, in order; none where there is no such folder."""
     return sorted(folder.name for folder in root.glob("*") if _holds_run(folder))
+
+
+def gate_folders(root: Path) -> dict[str, Path]:
+    """Name → folder of the trials by which a warm start was judged: `<run>/gate/<model>-<hash>`, in order."""
+    found = (path for path in root.glob("*/gate/*") if (path / "trajectories").is_dir())
+    return {f"{path.parent.parent.name}{_OF_GATE}{path.name}": path for path in sorted(found)}
 
 
 def _holds_run(folder: Path) -> bool:
@@ -44,10 +54,17 @@ def _holds_run(folder: Path) -> bool:
 
 def find_run(root: Path, asked: Asked) -> Reader:
     """The run that an address names."""
-    name = asked["run"]
-    if name not in run_names(root):
-        raise Unknown(f"There is no run {name!r} under {root.absolute()}.")
-    return Reader(Layout(root=root / name))
+    folder = find_folder(root, asked["run"])
+    if folder is None:
+        raise Unknown(f"There is no run {asked['run']!r} under {root.absolute()}.")
+    return Reader(Layout(root=folder))
+
+
+def find_folder(root: Path, name: str) -> Path | None:
+    """Of a run, or of a warm start's gate; None where nothing bears that name."""
+    if name in run_names(root):
+        return root / name
+    return gate_folders(root).get(name) if _OF_GATE in name else None
 
 
 def find_split(asked: Asked) -> Split:

@@ -47,7 +47,7 @@ def _glance(reader: Reader) -> Page:
     ended = state.get("phase", "") in ENDED
     age, live = age_s(state), lives(state)
     return {
-        "phase": state.get("phase", ""),
+        "phase": state.get("phase", "") or ("a warm start's gate" if reader.layout.root.parent.name == "gate" else ""),
         "reason": state.get("reason", ""),
         "step": state["step"] if isinstance(state.get("step"), int) else None,
         "steps": state.get("steps", 0),

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import re
+import shutil
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,20 +15,21 @@ import pytest
 from samples_cases import scored
 from view_pieces import COOKIE, GAP, NAME, OTHER, SCRIPT, TOKEN, a_viewed_run, damage, forget
 
+from engine.core.records import StepRecord
 from engine.store.layout import Layout
 from engine.store.ledger import Ledger
 from engine.store.reader import Reader
 from engine.store.state import StateFile
 from engine.store.writer import Writer
-from engine.ui import tokens
+from engine.ui import runs, tokens
 from engine.ui.app import build_app
-from engine.ui.render import visible
+from engine.ui.render import _near, visible
 
 EVIL_TRIAL = f"/runs/one/trials/train/1/{NAME}"
 OTHER_TRIAL = f"/runs/one/trials/train/0/{OTHER}"
 PAGES = (
     *("/runs", "/runs/one/state", "/runs/one/curves", "/runs/one/trials", "/runs/one/trials?step=0"),
-    *("/runs/one/numbers", "/runs/one/configuration"),
+    *("/runs/one/numbers", "/runs/one/configuration", "/sweeps", "/gates"),
     *("/runs/one/trials?split=validation&step=2", "/runs/one/trials?step=1&outcome=not+resolved"),
     *(f"{EVIL_TRIAL}/turns", f"{EVIL_TRIAL}/tokens", f"{EVIL_TRIAL}/tokens?only=sampled"),
     *(f"{OTHER_TRIAL}/turns", f"{OTHER_TRIAL}/tokens?segment=2", f"{OTHER_TRIAL}/tokens?exchange=x1"),
@@ -64,12 +67,12 @@ async def test_runs_live_and_silent_and_ended(browser: httpx.AsyncClient, root: 
     killed = json.loads((root / "killed" / "state.json").read_text())
     (root / "killed" / "state.json").write_text(json.dumps(killed | {"heartbeat_s": time.time() - 3600}))
     (root / "notes").mkdir()
-    runs = {run["name"]: run for run in (await page(browser, "/runs"))["runs"]}
-    assert set(runs) == {"one", "done", "killed", "broken"}
-    assert {name for name, run in runs.items() if run["live"]} == {"one"}
-    assert {name for name, run in runs.items() if run["silent"]} == {"killed"}
-    assert runs["broken"]["reason"] == "no disk"
-    assert (runs["one"]["steps_done"], runs["one"]["steps"]) == (2, 24)
+    listed = {run["name"]: run for run in (await page(browser, "/runs"))["runs"]}
+    assert set(listed) == {"one", "done", "killed", "broken"}
+    assert {name for name, run in listed.items() if run["live"]} == {"one"}
+    assert {name for name, run in listed.items() if run["silent"]} == {"killed"}
+    assert listed["broken"]["reason"] == "no disk"
+    assert (listed["one"]["steps_done"], listed["one"]["steps"]) == (2, 24)
     text = await shown(browser, "/runs")
     assert "no sign of life for 60 min" in text
     assert "no disk" in text
@@ -131,6 +134,50 @@ async def test_the_curves(browser: httpx.AsyncClient) -> None:
     assert "step 2, train/entropy 0.9" in text
 
 
+async def test_the_numbers_step_by_step(browser: httpx.AsyncClient, layout: Layout) -> None:
+    for step in range(2, 60):
+        Writer(layout).step(StepRecord(step=step, policy_version=step + 1, metrics={"reward/mean": float(step)}))
+    newest = await page(browser, "/runs/one/numbers")
+    assert (newest["steps"], newest["total"]) == (list(range(36, 61)), 60)
+    assert newest["metrics"] == {"reward/mean": [float(step) for step in range(35, 60)]}
+    assert "start=10" in await shown(browser, "/runs/one/numbers")
+    first = await page(browser, "/runs/one/numbers?start=0")
+    assert (first["steps"][0], first["metrics"]["train/entropy"][:3]) == (1, [1.0, 0.9, None])
+    assert (await page(browser, "/runs/one/numbers?start=99"))["steps"] == []
+    assert "No step is finished there" in await shown(browser, "/runs/one/numbers?start=99")
+
+
+async def test_rewards_that_there_was_no_time_to_read(
+    browser: httpx.AsyncClient, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are gaps, no number is made of what is left, and the page goes on by itself."""
+    StateFile(layout).update("finished", step=1, steps=2)
+    monkeypatch.setattr(runs, "PATIENCE_S", 0.0)
+    found = await page(browser, "/runs/one/curves")
+    assert (found["unread"], found["headline"]["rows"], found["live"]) == (5, [], True)
+    assert "reward" not in {figure["id"] for figure in found["figures"]}
+    assert found["metrics"]["reward/mean"] == [0.25, 0.5]
+    text = await shown(browser, "/runs/one/curves")
+    assert "Rewards of 5 steps and validations are not read yet" in text
+    assert 'http-equiv="refresh"' in text
+    monkeypatch.setattr(runs, "PATIENCE_S", 60.0)
+    found = await page(browser, "/runs/one/curves")
+    assert (found["unread"], found["live"]) == (0, False)
+    assert found["headline"]["rows"]
+
+
+def test_of_many_steps_the_ends_the_neighbours_and_some_between_are_offered() -> None:
+    assert _near(range(30), 3) == list(range(30))
+    offered = _near(range(0, 2000, 2), 1000)
+    assert offered[:2] == [0, None]
+    assert offered[-1] == 1998
+    assert set(range(984, 1018, 2)) <= set(offered)
+    assert len(offered) < 70
+    assert all(one is not None or other is not None for one, other in pairwise(offered))
+    assert _near([], None) == []
+    assert _near([4], 9) == [4]
+
+
 async def test_trials_by_outcome(browser: httpx.AsyncClient) -> None:
     found = await page(browser, "/runs/one/trials?step=0")
     assert {(one["outcome"], one["termination"]): one["trials"] for one in found["outcomes"]} == {
@@ -167,6 +214,8 @@ async def test_a_trajectory_turn_by_turn(browser: httpx.AsyncClient) -> None:
     assert [said["role"] for said in first["messages"]] == ["system", "user"]
     assert [said["role"] for said in second["messages"]] == ["assistant", "tool"]  # what is new, as the harness says it
     assert second["answer"]["text"] == "done"
+    assert (first["repeats"], second["repeats"]) == (False, True)
+    assert (await shown(browser, f"{EVIL_TRIAL}/turns")).count("The answer of x0, as it was.") == 1
     assert json.loads(first["answer"]["calls"][0]["arguments"]) != {}
     assert (first["segment"], first["position"]) == (0, first["prompt_length"])
     assert (second["segment"], second["position"]) == (0, second["prompt_length"])
@@ -176,6 +225,32 @@ async def test_a_trajectory_turn_by_turn(browser: httpx.AsyncClient) -> None:
     assert list(found["timings"])[:2] == ["agent", "grade"]
     assert found["trial"]["tests"][0]["outcome"] == "failed"
     assert found["segments"][0]["trained"] == first["sampled_tokens"] + second["sampled_tokens"]
+
+
+async def test_the_trials_that_a_reward_is_compared_with(browser: httpx.AsyncClient) -> None:
+    found = await page(browser, f"{OTHER_TRIAL}/turns")
+    assert found["group"] == [
+        {"name": "e0-a-s0-a0", "outcome": "resolved", "reward": 1.0},
+        {"name": "e0-a-s1-a0", "outcome": "not resolved", "reward": 0.0},
+    ]
+    assert 'class="here">s0-a0</a> resolved, <a' in await shown(browser, f"{OTHER_TRIAL}/turns")
+
+
+async def test_a_run_that_begins_with_a_validation_shows_it(browser: httpx.AsyncClient, layout: Layout) -> None:
+    shutil.rmtree(layout.rollouts("train"))
+    found = await page(browser, "/runs/one/trials")
+    assert (found["split"], found["step"], len(found["trials"])) == ("validation", 2, 1)
+    assert (await page(browser, "/runs/one/trials?split=train"))["trials"] == []
+
+
+async def test_a_token_that_is_a_whole_text_is_cut(browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "é" + "x" * 10_000
+    monkeypatch.setattr(tokens, "_texts", lambda reader, ids: ([long] * len(ids), ""))
+    found = await page(browser, f"{EVIL_TRIAL}/tokens")
+    assert found["tokens"][0]["text"] == long
+    text = await shown(browser, f"{EVIL_TRIAL}/tokens")
+    assert "and 9761 characters more" in text
+    assert len(text) < 1000 * len(found["tokens"])
 
 
 async def test_bodies_that_are_no_chat_are_shown_as_they_are(browser: httpx.AsyncClient) -> None:
@@ -365,9 +440,9 @@ async def test_what_an_error_quotes_does_nothing_either(browser: httpx.AsyncClie
 async def test_damage_stays_on_its_own_page(browser: httpx.AsyncClient, layout: Layout, checkpoint: Path) -> None:
     a_viewed_run(layout.root.with_name("whole"), checkpoint)
     damage(layout)
-    runs = {run["name"]: run for run in (await page(browser, "/runs"))["runs"]}
-    assert "state.json is damaged" in runs["one"]["problem"]
-    assert runs["whole"]["problem"] == ""
+    listed = {run["name"]: run for run in (await page(browser, "/runs"))["runs"]}
+    assert "state.json is damaged" in listed["one"]["problem"]
+    assert listed["whole"]["problem"] == ""
     assert "state.json is damaged" in await shown(browser, "/runs")
 
     problems = (await page(browser, "/runs/one/state"))["problems"]
