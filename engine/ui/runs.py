@@ -24,7 +24,7 @@ PATIENCE_S = 4.0
 """Seconds that the page of curves reads trials before it is shown with what it has; the next one goes on from there."""
 _SETTLED_NS = 10**9
 """Nanoseconds after which a folder that changes again bears another time."""
-AT_ONCE = 25
+AT_ONCE = 10
 """Steps on one page of numbers."""
 
 

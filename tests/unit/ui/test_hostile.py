@@ -10,8 +10,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 from samples_cases import exchange, scored, segment
-from test_pages import OTHER_TRIAL, page, shown
-from view_pieces import EVIL, METRICS, NAME, OTHER, TOKEN
+from view_pieces import EVIL, METRICS, NAME, OTHER, TOKEN, page, shown
 
 from engine.core.records import StepRecord
 from engine.store.layout import Layout
@@ -20,6 +19,7 @@ from engine.store.reader import Reader
 from engine.store.state import StateFile
 from engine.store.writer import Writer
 
+OTHER_TRIAL = f"/runs/one/trials/train/0/{OTHER}"
 SECRET = "secret-of-this-machine"
 NAMED = EVIL.replace("/", "\u2215")
 """Every sign of EVIL that a file's name can hold."""

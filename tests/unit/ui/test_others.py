@@ -7,8 +7,7 @@ from typing import Any
 import httpx
 from samples_cases import scored
 from test_hostile import harmless
-from test_pages import page, shown
-from view_pieces import EVIL
+from view_pieces import EVIL, page, shown
 
 from engine.run.gate import Goals, gate
 from engine.store.layout import Layout
