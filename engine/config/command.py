@@ -72,8 +72,6 @@ def _run_hydra(flags: Sequence[str], parsed: argparse.Namespace, program: Progra
     try:
         with _arguments_of_hydra([*flags, *_searched(tree), *overrides]):
             hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(tree.configs), config_name=CONFIG_NAME)(task)()
-    except BrokenPipeError:
-        raise
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.filename and parsed.multirun:
             problem = f"the sweep's record cannot be written ({error.strerror})"

@@ -244,8 +244,10 @@ class Proxy(Protocol):
 class DrainableJob(Protocol):
     """A job that can end in order before it is done."""
 
-    def drain(self) -> None:
-        """Finish and write what is running, begin nothing new. From the event loop's thread; once is enough."""
+    def drain(self) -> bool:
+        """Finish and write what is running, begin nothing new. From the event loop's thread; once is enough.
+
+        Returns whether there is anything to finish: a job that is still starting is simply cancelled."""
         ...
 
 

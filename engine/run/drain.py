@@ -15,9 +15,16 @@ class Drain:
 
     def __init__(self) -> None:
         self.asked = False
+        self._begun = False
 
-    def ask(self) -> None:
+    def begin(self) -> None:
+        """From now on there is something to finish."""
+        self._begun = True
+
+    def ask(self) -> bool:
+        """Whether there is something to finish; where there is not, whoever asks may stop it all at once."""
         self.asked = True
+        return self._begun
 
     def check(self) -> None:
         """Raise Interrupted when it was asked for."""

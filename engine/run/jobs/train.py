@@ -42,9 +42,9 @@ class TrainJob:
     def __init__(self) -> None:
         self._drain = Drain()
 
-    def drain(self) -> None:
+    def drain(self) -> bool:
         """End once what is running is finished and written: trials in flight, or the step whose update has begun."""
-        self._drain.ask()
+        return self._drain.ask()
 
     async def run(self, built: Built) -> int:
         """Exit code 0 when all planned steps are done."""
@@ -148,6 +148,7 @@ class _Loop:
             self._writer.forget_routing(first - 1)
             self._observer.say(f"resuming at step {first + 1}/{self._plan.steps} from checkpoint {first}")
         self._ledger.settle(first)
+        self._drain.begin()
         for step in range(first, self._plan.steps):
             self._drain.check()
             await self._step(step)
