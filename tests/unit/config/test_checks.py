@@ -18,6 +18,10 @@ GOOD: dict[str, Any] = {
 }
 
 CASES = {
+    "a name that is taken": (
+        {"run": {"name": "Sweeps"}},
+        ["run.name='Sweeps': is the folder of the sweeps' records; choose another name"],
+    ),
     "schedule.rollouts_per_prompt": (
         {"harnesses": {"a": {}}, "schedule.rollouts_per_prompt": 1, "train.mini_batches": 4},
         [
