@@ -36,16 +36,23 @@ def temporary_folder(kind: str, below: Path | None = None) -> Iterator[Path]:
             _remove(folder)
 
 
-def remove_abandoned(kind: str, below: Path | None = None) -> list[Path]:
-    """Remove folders whose maker is dead, in the place where `temporary_folder` makes them; `*` stands for any kind."""
+def remove_abandoned(kind: str, below: Path | None = None, problems: list[str] | None = None) -> list[Path]:
+    """Remove folders whose maker is dead, in the place where `temporary_folder` makes them; `*` stands for any kind.
+
+    What cannot be removed is added to `problems`; whoever makes the next folder has none of it to mend."""
     removed = []
     for lock in (below or Path(tempfile.gettempdir())).glob(f"{_prefix(kind, below)}*/{_LOCK}"):
-        with contextlib.suppress(OSError):  # held, gone meanwhile, or somebody else's
+        try:
             if lock.lstat().st_uid == os.getuid() and not lock.is_symlink():
                 with lock.open() as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     _remove(lock.parent)
                     removed.append(lock.parent)
+        except (BlockingIOError, FileNotFoundError):  # held, or gone meanwhile
+            continue
+        except OSError as error:
+            if problems is not None:
+                problems.append(f"{lock.parent} ({error.strerror})")
     return removed
 
 
