@@ -15,11 +15,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from engine.core.errors import RunError
 from engine.core.records import Split
-from engine.store.layout import Layout
+from engine.store.layout import Layout, numbered
 
 TrialState = Literal["pending", "running", "finished", "excluded", "trained"]
 Entry = tuple[Split, str]
@@ -105,7 +105,7 @@ class Ledger:
 
 
 def read_ledger(layout: Layout, step: int) -> dict[Entry, TrialState]:
-    """The last state of each trial of a step, of a live run too. Raises RunError where it cannot be read."""
+    """The last state of each trial of a step, of a live run too. Raises RunError where the file is damaged."""
     path = layout.ledger(step)
     states: dict[Entry, TrialState] = {}
     try:
@@ -114,20 +114,28 @@ def read_ledger(layout: Layout, step: int) -> dict[Entry, TrialState]:
         return states
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from error
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         try:
             fields = json.loads(line)
-            entry, state = (fields["split"], fields["trial"]), fields["state"]
-        except (ValueError, KeyError, TypeError):
+        except ValueError:
             continue  # cut by a kill, or empty
-        if state in _ARROWS:
-            states[entry] = state
+        if not _is_entry(fields):
+            way_out = "restore it from a copy, or set the run aside with run.fresh=true"
+            raise RunError(f"{path} is damaged (line {number} is no state of a trial); {way_out}")
+        states[fields["split"], fields["trial"]] = fields["state"]
     return states
+
+
+def _is_entry(fields: Any) -> bool:
+    if not isinstance(fields, dict):
+        return False
+    words = [fields.get(name) for name in ("split", "trial", "state")]
+    return all(isinstance(word, str) for word in words) and words[2] in _ARROWS
 
 
 def ledger_steps(layout: Layout) -> list[int]:
     """Steps that have a ledger, in order."""
-    return sorted(int(path.stem.partition("=")[2]) for path in layout.ledgers.glob("step=*.jsonl"))
+    return list(numbered(layout.ledgers, "step=", ".jsonl"))
 
 
 def count_states(layout: Layout) -> dict[str, dict[str, int]]:

@@ -20,7 +20,7 @@ import yaml
 from engine.core.errors import RunError
 from engine.core.records import Scored, Split, StepRecord, Trial
 from engine.store.codec import from_row
-from engine.store.layout import Layout
+from engine.store.layout import Layout, is_trial, numbered
 from engine.store.state import read_state
 
 _DAMAGE = (
@@ -53,15 +53,16 @@ class Reader:
 
     def steps(self) -> list[StepRecord]:
         """All finished optimisation steps, in order."""
-        return [_read_step(path, _version(path)) for path in self._step_files()]
+        return [_read_step(path, _version(path)) for path in self.step_files()]
 
     def last_step(self) -> StepRecord | None:
         """The newest finished optimisation step."""
-        files = self._step_files()
+        files = self.step_files()
         return _read_step(files[-1], _version(files[-1])) if files else None
 
-    def _step_files(self) -> list[Path]:
-        return sorted(self.layout.steps.glob("step=*.parquet"))
+    def step_files(self) -> list[Path]:
+        """One for each finished step, in order."""
+        return list(numbered(self.layout.steps, "step=", ".parquet").values())
 
     def rows(self, step: int, split: Split, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Plain rows of all finished trials of a step; `columns`: only these are read."""
@@ -80,12 +81,13 @@ class Reader:
         with suppress(FileNotFoundError, NotADirectoryError):
             # A tenth of what `glob` takes, which counts where there are a thousand steps.
             names = os.listdir(self.layout.trials(step, split))  # noqa: PTH208
-            return sorted(name.removesuffix(".parquet") for name in names if name.endswith(".parquet"))
+            stems = (name.removesuffix(".parquet") for name in names if name.endswith(".parquet"))
+            return sorted(filter(is_trial, stems))
         return []
 
     def rollouts(self, split: Split) -> list[int]:
         """Steps (of validations: numbers of updates before them) that have trials of a split, in order."""
-        return _numbers(self.layout.rollouts(split), "step=")
+        return list(numbered(self.layout.rollouts(split), "step="))
 
     def recomputed(self, step: int, name: str) -> list[dict[str, Any]] | None:
         """What the trainer made of one of `trials`, a plain row a segment; None where it was not trained (yet)."""
@@ -138,7 +140,7 @@ class Reader:
 
     def checkpoints(self) -> list[int]:
         """Versions of the whole checkpoints, oldest first."""
-        return _numbers(self.layout.checkpoints, "version=")
+        return list(numbered(self.layout.checkpoints, "version="))
 
 
 def _version(path: Path) -> tuple[int, int]:
@@ -155,9 +157,3 @@ def _read_step(path: Path, version: tuple[int, int]) -> StepRecord:  # noqa: ARG
     with _whole(path, _RESTORE):
         row = pq.read_table(path).to_pylist()[0]
         return StepRecord(step=row["step"], policy_version=row["policy_version"], metrics=dict(row["metrics"]))
-
-
-def _numbers(folder: Path, prefix: str) -> list[int]:
-    """The numbers N of the entries `<prefix>N`, in order."""
-    found = (path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*"))
-    return sorted(int(name) for name in found if name.isdecimal())

@@ -44,8 +44,8 @@ class Writer:
 
     def forget_routing(self, step: int) -> None:
         """Delete all routed experts up to a step, retried attempts' too: they are large, and useless once trained."""
-        for folder in self.layout.routings():
-            if int(folder.name.split("=")[1]) <= step:
+        for number, folder in self.layout.routings().items():
+            if number <= step:
                 shutil.rmtree(folder)
 
     def step(self, record: StepRecord) -> None:

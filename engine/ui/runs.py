@@ -51,7 +51,7 @@ def _glance(reader: Reader) -> Page:
         "reason": state.get("reason", ""),
         "step": state["step"] if isinstance(state.get("step"), int) else None,
         "steps": state.get("steps", 0),
-        "steps_done": len(list(reader.layout.steps.glob("step=*.parquet"))),
+        "steps_done": len(reader.step_files()),
         "reward": last.metrics.get("reward/mean") if last else None,
         "policy_version": state.get("policy_version"),
         "pid": state.get("pid"),
