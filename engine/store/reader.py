@@ -55,6 +55,11 @@ class Reader:
         """All finished optimisation steps, in order."""
         return [_read_step(path, _version(path)) for path in self.step_files()]
 
+    def step(self, step: int) -> StepRecord:
+        """One finished optimisation step."""
+        path = self.layout.step(step)
+        return _read_step(path, _version(path))
+
     def last_step(self) -> StepRecord | None:
         """The newest finished optimisation step."""
         files = self.step_files()
