@@ -23,6 +23,7 @@ _LINE = 300
 """Characters of a line of the log that are shown."""
 _PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?([A-Z]+ [\d-]+ [\d:]+ \[[\w.]+:\d+\] )?")
 """Of vLLM's lines: process, level, time and place."""
+_HARMLESS = re.compile(r"^(\(\w+ pid=\d+\) )?(DEBUG|INFO|WARNING) ")
 _PROGRESS_S = 10.0
 
 
@@ -112,7 +113,8 @@ class ServerProcess:
         except OSError:
             return "no log"
         told = [plain for line in text if (plain := _PREFIX.sub("", line).strip())]
-        wanted = [line for line in told if "Error:" in line or "error:" in line] or told
+        grave = [_PREFIX.sub("", line).strip() for line in text if not _HARMLESS.match(line)]
+        wanted = [line for line in grave if "Error:" in line or "error:" in line] or told
         new: list[str] = []
         for line in wanted:
             said = line.partition("Error: ")[2] or line

@@ -125,6 +125,7 @@ def test_the_last_words_are_the_errors_each_once_and_without_its_prefix(tmp_path
     assert server.tail() == "no log"
     worker, core = "(Worker pid=7) ERROR 11-30 07:56:50 [multiproc_executor.py:1055]", "(EngineCore pid=6)"
     lines = [
+        "(APIServer pid=5) WARNING 11-30 07:56:01 [system_utils.py:3] Found ulimit, it can cause `OSError: [Errno 24]`",
         f"{worker} ValueError: too little",
         f"{worker}   File 'x', line 3",
         f"{core} ERROR 11-30 07:56:50 [core.py:1366] RuntimeError: Worker failed with error 'too little', see above",

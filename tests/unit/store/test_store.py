@@ -210,6 +210,22 @@ def test_a_damaged_trial_is_named_with_the_way_out(tmp_path: Path, what: str, da
     assert Reader(layout).trial(0, trial) is None
 
 
+def test_what_came_of_weights_that_no_checkpoint_holds_is_forgotten(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path)
+    writer = Writer(layout)
+    for step in range(4):
+        writer.step(StepRecord(step=step, policy_version=step + 1, metrics={}))
+        writer.alert(step, "correlation", {})
+        for split in ("trajectories", "validation"):
+            (tmp_path / split / f"step={step:06d}").mkdir(parents=True)
+    (tmp_path / "validation" / "step=notes").mkdir()
+    writer.forget_beyond(2)
+    assert [record.step for record in Reader(layout).steps()] == [0, 1]
+    assert [alert["step"] for alert in Reader(layout).alerts()] == [0, 1]
+    assert sorted(path.name for path in (tmp_path / "trajectories").iterdir()) == [f"step=00000{n}" for n in range(3)]
+    assert len(list((tmp_path / "validation").iterdir())) == 4
+
+
 def test_a_trained_trial_whose_checkpoint_is_gone_is_sampled_again(tmp_path: Path) -> None:
     layout = Layout(root=tmp_path)
     for routed in (True, False):
@@ -305,7 +321,7 @@ def test_configuration_and_alarms(tmp_path: Path) -> None:
     reader, writer = Reader(layout), Writer(layout)
     assert (reader.config(), reader.alerts()) == (None, [])
     writer.text("config.yaml", "seed: 1\n")
-    writer.alert("correlation", {"step": 3})
+    writer.alert(3, "correlation", {})
     assert (reader.config(), reader.alerts()) == ({"seed": 1}, [{"alert": "correlation", "step": 3}])
     for contents in ("[", "- 1", ""):
         layout.config.write_text(contents)
