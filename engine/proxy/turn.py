@@ -23,12 +23,19 @@ from engine.proxy.conversation import Conversation, Place, Spot, Turn
 from engine.proxy.segments import routed_start
 from engine.tokens import CannotRender, ParsedTurn, Renderer
 from engine.wire.messages import ChatRequest, Completion, FinishReason, Message, Refusal, TokenLogprob, ToolCall, Usage
-from engine.wire.openai_chat import OPENAI_CHAT
 
 Result = TypeVar("Result")
 
 INLINE_CHARACTERS = 4096
 """Texts up to this size are rendered on the event loop; larger ones in a thread, where encoding lets others run."""
+
+
+class ContextOverflow(Exception):
+    """A prompt that does not fit; each protocol has its own word for it."""
+
+    def __init__(self, limit: int, asked: int) -> None:
+        super().__init__(f"a prompt of {asked} tokens, {limit} allowed")
+        self.limit, self.asked = limit, asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +58,7 @@ class Call:
     """What is noted of one request; becomes one Exchange, whatever becomes of it."""
 
     id: str
+    protocol: str
     request: str
     started_s: float
     begun: float
@@ -94,10 +102,8 @@ class Turns:
         return Termination.CONTEXT_OVERFLOW if self._overflow else None
 
     async def answer(self, request: ChatRequest, call: Call) -> Completion:
-        """Answer one request. Raises Refusal."""
-        if request.model != self.model:
-            message = f"The model `{request.model}` does not exist or you do not have access to it."
-            raise Refusal(message, status=404, param="model", code="model_not_found")
+        """Answer one request. Raises Refusal, ContextOverflow."""
+        self._check_model(request)
         spot = self.conversation.find(request)
         self._admit()
         self._running += 1
@@ -111,6 +117,17 @@ class Turns:
         finally:
             self._running -= 1
         return self._completion(turn, generation, request)
+
+    async def count(self, request: ChatRequest) -> int:
+        """Tokens of the prompt that this request would have; samples nothing. Raises Refusal."""
+        self._check_model(request)
+        parent, ids = await self._prompt(self.conversation.find(request), request)
+        return len(ids) + (0 if parent is None else parent.length)
+
+    def _check_model(self, request: ChatRequest) -> None:
+        if request.model != self.model:
+            message = f"The model `{request.model}` does not exist or you do not have access to it."
+            raise Refusal(message, status=404, param="model", code="model_not_found")
 
     # ------------------------------------------------------------ admission
 
@@ -143,10 +160,10 @@ class Turns:
         asked = turn.prompt_length
         if self._engine_calls == 0 and asked > limits.max_prompt_tokens:
             self._overflow = True
-            raise OPENAI_CHAT.context_overflow(limits.max_prompt_tokens, asked)
+            raise ContextOverflow(limits.max_prompt_tokens, asked)
         if asked >= limits.max_context:
             self._overflow = True
-            raise OPENAI_CHAT.context_overflow(limits.max_context, asked)
+            raise ContextOverflow(limits.max_context, asked)
         appended = 0 if turn.parent is None else len(turn.new_ids)
         budget = limits.max_response_tokens - self._response_tokens - appended
         if budget < 1:

@@ -194,7 +194,7 @@ async def test_other_paths_and_models(checkpoint: Path) -> None:
             await client.chat.completions.create(model="gpt-9", messages=START)
         for method, path in (
             ("GET", "/nothing"),
-            ("POST", "/responses"),
+            ("POST", "/embeddings"),
             ("GET", "/../../etc"),
             ("POST", "/completions"),
         ):

@@ -17,7 +17,7 @@ from proxy_pieces import TERMINAL, ScriptedEngine, Step, engine_failure, make_tr
 from engine.core.errors import AlignmentError
 from engine.core.records import Generation, Segment, Termination
 from engine.proxy.segments import segments
-from engine.proxy.turn import Call, Limits, Turns
+from engine.proxy.turn import Call, ContextOverflow, Limits, Turns
 from engine.wire.messages import ChatRequest, Message, Refusal
 
 LIMITS = Limits(
@@ -38,7 +38,7 @@ class Client:
     async def ask(self, *messages: Message, tools: tuple[Any, ...] = (TERMINAL,), **fields: Any) -> Message:
         values: dict[str, Any] = {"max_tokens": None, "logprobs": False, "model": "tiny"} | fields
         request = ChatRequest(messages=messages, tools=tools, stream=False, include_usage=False, **values)
-        call = Call(id=f"x{self.count}", request="", started_s=0.0, begun=0.0)
+        call = Call(id=f"x{self.count}", protocol="p", request="", started_s=0.0, begun=0.0)
         self.count += 1
         return (await self.turns.answer(request, call)).message
 
@@ -224,8 +224,9 @@ async def test_context_limit_may_be_followed_by_a_compaction() -> None:
     c = client(["one", "two"], max_context=40, max_prompt_tokens=30)
     one = await c.ask(SYSTEM, TASK)
     assert c.engine.calls[0].max_tokens == 40 - len(c.engine.calls[0].prompt)
-    problem = await refused(c.ask(SYSTEM, TASK, one, replace(TASK, text="x" * 30)))
-    assert (problem.status, problem.code) == (400, "context_length_exceeded")
+    with pytest.raises(ContextOverflow) as caught:
+        await c.ask(SYSTEM, TASK, one, replace(TASK, text="x" * 30))
+    assert caught.value.limit == 40 <= caught.value.asked
     assert c.turns.termination is Termination.CONTEXT_OVERFLOW
     await c.ask(SYSTEM, replace(TASK, text="short"))
     assert c.turns.termination is None
@@ -233,8 +234,9 @@ async def test_context_limit_may_be_followed_by_a_compaction() -> None:
 
 async def test_first_prompt_limit() -> None:
     c = client(["one"], max_prompt_tokens=10)
-    problem = await refused(c.ask(SYSTEM, replace(TASK, text="x" * 30)))
-    assert "maximum context length is 10 tokens" in problem.message
+    with pytest.raises(ContextOverflow) as caught:
+        await c.ask(SYSTEM, replace(TASK, text="x" * 30))
+    assert caught.value.limit == 10
     assert c.turns.termination is Termination.CONTEXT_OVERFLOW
 
 
