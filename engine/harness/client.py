@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+from engine.core.contracts import HoldBack
+
 
 class Client:
     """Values alone; what they mean is the proxy's matter."""
 
-    def __init__(self, *, volatile: Sequence[str]) -> None:
+    def __init__(self, *, volatile: Sequence[str], hold_back: HoldBack) -> None:
         self.volatile = volatile
+        self.hold_back: HoldBack = hold_back

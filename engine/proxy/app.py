@@ -72,6 +72,7 @@ class LlmProxy:
             inference=started.inference,
             threads=started.threads,
             conversation=Conversation(harness.client.volatile),
+            hold_back=harness.client.hold_back,
         )
         session = TrialSession(turns, started.server, port)
         started.sessions.add(session)

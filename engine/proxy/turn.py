@@ -11,19 +11,22 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.contracts import Inference
+from engine.core.contracts import HoldBack, Inference, TokenSink
 from engine.core.errors import InferenceError
 from engine.core.records import Generation, Termination, Trial
 from engine.proxy.conversation import Conversation, Place, Spot, Turn
+from engine.proxy.live import Live, Teller
 from engine.proxy.meaning import can_echo
 from engine.proxy.segments import routed_start
 from engine.tokens import CannotRender, ParsedTurn, Renderer
 from engine.wire.messages import ChatRequest, Completion, FinishReason, Message, Refusal, TokenLogprob, ToolCall, Usage
+from engine.wire.protocol import Opening
 
 Result = TypeVar("Result")
 
@@ -84,6 +87,7 @@ class Turns:
     inference: Inference
     threads: Executor
     conversation: Conversation = field(default_factory=Conversation)
+    hold_back: HoldBack = "turn"
     _running: int = 0
     _engine_calls: int = 0
     _response_tokens: int = 0
@@ -102,22 +106,25 @@ class Turns:
             return self._ended
         return Termination.CONTEXT_OVERFLOW if self._overflow else None
 
-    async def answer(self, request: ChatRequest, call: Call) -> Completion:
-        """Answer one request. Raises Refusal, ContextOverflow."""
+    async def answer(self, request: ChatRequest, call: Call, live: Live | None = None) -> Completion:
+        """Answer one request; `live` is told of the answer while it is sampled, as far as nothing is held back.
+
+        Raises Refusal, ContextOverflow."""
         self._check_model(request)
         spot = self.conversation.find(request)
         self._admit()
         self._running += 1
         try:
             turn = await self._open(spot, request, call)
-            generation = await self._sample(turn, request, call)
+            teller = None if live is None else self._teller(live, turn, request, call)
+            generation = await self._sample(turn, request, call, None if teller is None else teller.tokens)
             parsed = await self._run_threaded(
                 len(generation.token_ids), self.renderer.parse, turn.new_ids, generation.token_ids, request.tools
             )
-            self._settle(turn, generation, parsed, request)
+            self._settle(turn, generation, parsed if teller is None else teller.finish(parsed), request)
         finally:
             self._running -= 1
-        return self._completion(turn, generation, request)
+        return self._completion(turn, generation, request, int(call.started_s))
 
     async def count(self, request: ChatRequest) -> int:
         """Tokens of the prompt that this request would have; samples nothing. Raises Refusal."""
@@ -205,7 +212,18 @@ class Turns:
 
     # ------------------------------------------------------------ engine
 
-    async def _sample(self, turn: Turn, request: ChatRequest, call: Call) -> Generation:
+    def _teller(self, live: Live, turn: Turn, request: ChatRequest, call: Call) -> Teller | None:
+        """None: this turn is told when it is whole."""
+        if self.hold_back == "turn":
+            return None
+        follower = self.renderer.follow(turn.new_ids, request.tools, calls=self.hold_back == "none")
+        if follower is None:
+            return None
+        usage = Usage(prompt_tokens=turn.prompt_length, completion_tokens=0, cached_tokens=0)
+        opening = Opening(id=turn.id, created=int(call.started_s), model=self.model, usage=usage)
+        return Teller(live, follower, opening, partial(self._call_id, turn))
+
+    async def _sample(self, turn: Turn, request: ChatRequest, call: Call, sink: TokenSink | None) -> Generation:
         room = self._room(turn, request)
         seed = self.trial.seed + self._engine_calls
         self._engine_calls += 1
@@ -221,6 +239,7 @@ class Turns:
                 stop_token_ids=self.renderer.stop_token_ids,
                 routed_start=routed_start(turn.parent),
                 session=str(self.trial.key),
+                sink=sink,
             )
         except InferenceError as failure:
             self._failed.add(turn.place)
@@ -255,7 +274,7 @@ class Turns:
         text = f"{self.trial.key}/{self.trial.seed}/{turn.id}/{index}"
         return "call_" + hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
-    def _completion(self, turn: Turn, generation: Generation, request: ChatRequest) -> Completion:
+    def _completion(self, turn: Turn, generation: Generation, request: ChatRequest, created: int) -> Completion:
         reply = turn.reply
         if reply is None:
             raise ValueError(f"turn {turn.id} has no reply")
@@ -269,7 +288,7 @@ class Turns:
             logprobs = [TokenLogprob(text=text, logprob=value) for text, value in pairs]
         return Completion(
             id=turn.id,
-            created=int(time.time()),
+            created=created,
             model=self.model,
             message=reply,
             finish_reason=finish,
