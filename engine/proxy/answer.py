@@ -133,20 +133,14 @@ class LiveAnswer(Response):
 
     async def _follow(self, stream: EventStream, send: Send) -> None:
         """Write what is told until the answer is whole, or has failed, or its client has gone."""
-        while True:
-            changed = asyncio.create_task(self._live.changed())
-            try:
-                await asyncio.wait({changed, self._work, self._asked.watch}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                changed.cancel()
-            if self._asked.watch.done():
-                return
+        while not self._asked.watch.done():
             ended = self._work.done()
             told = b"".join(map(stream.write, self._live.take()))
             if told:
                 await _write(send, told)
             if ended:
                 return
+            await self._live.changed()
 
     async def _break_off(self, stream: EventStream, refusal: Refusal, send: Send) -> None:
         await _write(send, stream.fail(refusal))

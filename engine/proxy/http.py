@@ -123,18 +123,17 @@ async def _answer(protocol: WireProtocol, request: Request, body: bytes) -> Resp
 
 async def _begun(asked: Asked, request: ChatRequest) -> Response | None:
     """The answer, whole or begun; None where none will come."""
-    live = Live() if request.stream else None
-    work = asked.session.work(request, asked.call, live)
-    first = asyncio.create_task(live.changed()) if live is not None else asked.watch
+    live = Live()
+    work = asked.session.work(request, asked.call, live if request.stream else None)
+    live.wake_when_done(work)
+    live.wake_when_done(asked.watch)
     handed_over = False
     try:
-        await asyncio.wait({work, asked.watch, first}, return_when=asyncio.FIRST_COMPLETED)
-        if live is not None and live.opening is not None and not work.done() and not asked.watch.done():
+        await live.changed()
+        if live.opening is not None and not work.done() and not asked.watch.done():
             handed_over = True
             return LiveAnswer(asked, request, live, work)
     finally:
-        if live is not None:
-            first.cancel()
         if not work.done() and not handed_over:
             await cancel(work)
     return None if work.cancelled() else WholeAnswer(asked, work.result(), request)

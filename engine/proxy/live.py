@@ -7,6 +7,7 @@ failure before it is still an ordinary error response.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from engine.tokens import Follower, ParsedCall, ParsedTurn, Piece
 from engine.wire.protocol import ArgumentsDelta, CallDelta, Delta, Opening, ReasoningDelta, TextDelta
@@ -27,13 +28,17 @@ class Live:
 
     def take(self) -> list[Delta]:
         """All that was told since the last time."""
-        self._changed.clear()
         taken, self._deltas = self._deltas, []
         return taken
 
+    def wake_when_done(self, task: "asyncio.Task[Any]") -> None:
+        """Let a task's end count as a change."""
+        task.add_done_callback(lambda _: self._changed.set())
+
     async def changed(self) -> None:
-        """Wait until something was told that was not taken."""
+        """Wait until something was told, or a task has ended, since the last wait."""
         await self._changed.wait()
+        self._changed.clear()
 
 
 class Teller:
