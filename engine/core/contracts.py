@@ -136,6 +136,8 @@ class HarnessClient(Protocol):
 
     volatile: Sequence[str]
     """Regular expressions of text that it changes or moves between requests without meaning anything by it."""
+    side_calls: Sequence[str]
+    """Regular expressions: a request whose system messages hold one is no step of the task (titles, topics)."""
     hold_back: HoldBack
 
 

@@ -8,6 +8,6 @@ from engine.core.contracts import HoldBack
 class Client:
     """Values alone; what they mean is the proxy's matter."""
 
-    def __init__(self, *, volatile: Sequence[str], hold_back: HoldBack) -> None:
-        self.volatile = volatile
+    def __init__(self, *, volatile: Sequence[str], side_calls: Sequence[str], hold_back: HoldBack) -> None:
+        self.volatile, self.side_calls = volatile, side_calls
         self.hold_back: HoldBack = hold_back

@@ -73,6 +73,7 @@ class LlmProxy:
             threads=started.threads,
             conversation=Conversation(harness.client.volatile),
             hold_back=harness.client.hold_back,
+            side_calls=harness.client.side_calls,
         )
         session = TrialSession(turns, started.server, port)
         started.sessions.add(session)

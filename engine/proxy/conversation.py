@@ -77,6 +77,8 @@ class Turn:
     """Ids of tool calls that no harness can echo as they were."""
     broken: bool = False
     """The connection broke before the client had read the whole response."""
+    side: bool = False
+    """No step of the task: recorded and never trained."""
     continued: bool = False
     """A later request holds the answer in its history: it was delivered, whatever the connection did."""
     _echo: tuple[Any, ...] = ()
@@ -186,4 +188,12 @@ class Conversation:
 
     def policy_turns(self) -> Iterator[Turn]:
         """Turns whose tokens are trained, oldest first."""
+        return (turn for turn in self._answered() if not turn.side)
+
+    def side_turns(self) -> Iterator[Turn]:
+        """Turns that are no steps of the task, oldest first."""
+        return (turn for turn in self._answered() if turn.side)
+
+    def _answered(self) -> Iterator[Turn]:
+        """Turns whose answer nothing has replaced."""
         return (turn for turn in self.turns if turn.generation is not None and not turn.discarded)

@@ -133,6 +133,8 @@ def _exchange(call: Call) -> Exchange:
     kind: ExchangeKind = "policy"
     if turn is None or turn.generation is None or turn.discarded:
         kind = "discarded"
+    elif turn.side:
+        kind = "side"
     nothing: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
     return Exchange(
         id=call.id,

@@ -8,7 +8,7 @@ refused with the protocol's error that clients do not retry, and the trial's ter
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from engine.core.errors import InferenceError
 from engine.core.records import Generation, Termination, Trial
 from engine.proxy.conversation import Conversation, Place, Spot, Turn
 from engine.proxy.live import Live, Teller
-from engine.proxy.meaning import can_echo
+from engine.proxy.meaning import can_echo, is_side_call
 from engine.proxy.segments import routed_start
 from engine.tokens import CannotRender, ParsedTurn, Renderer
 from engine.wire.messages import ChatRequest, Completion, FinishReason, Message, Refusal, TokenLogprob, ToolCall, Usage
@@ -88,8 +88,12 @@ class Turns:
     threads: Executor
     conversation: Conversation = field(default_factory=Conversation)
     hold_back: HoldBack = "turn"
+    side_calls: Sequence[str] = ()
     _running: int = 0
+    """Steps of the task that are being answered."""
     _engine_calls: int = 0
+    _task_calls: int = 0
+    """Of them, those that were steps of the task."""
     _response_tokens: int = 0
     _ended: Termination | None = None
     """A limit that no later call can undo."""
@@ -112,10 +116,11 @@ class Turns:
         Raises Refusal, ContextOverflow."""
         self._check_model(request)
         spot = self.conversation.find(request)
-        self._admit()
-        self._running += 1
+        side = is_side_call(request.messages, self.side_calls)
+        self._admit(side)
+        self._running += not side
         try:
-            turn = await self._open(spot, request, call)
+            turn = await self._open(spot, request, call, side)
             teller = None if live is None else self._teller(live, turn, request, call)
             generation = await self._sample(turn, request, call, None if teller is None else teller.tokens)
             parsed = await self._run_threaded(
@@ -123,7 +128,7 @@ class Turns:
             )
             self._settle(turn, generation, parsed if teller is None else teller.finish(parsed), request)
         finally:
-            self._running -= 1
+            self._running -= not side
         return self._completion(turn, generation, request, int(call.started_s))
 
     async def count(self, request: ChatRequest) -> int:
@@ -139,7 +144,11 @@ class Turns:
 
     # ------------------------------------------------------------ admission
 
-    def _admit(self) -> None:
+    def _admit(self, side: bool) -> None:
+        if side:
+            if sum(1 for _ in self.conversation.side_turns()) >= self.limits.max_turns:
+                raise Refusal(f"This trial may make {self.limits.max_turns} side calls.", code="max_turns_reached")
+            return
         if self._ended is None:
             answered = sum(not turn.lost for turn in self.conversation.policy_turns())
             if answered + self._running >= self.limits.max_turns:
@@ -166,24 +175,28 @@ class Turns:
         """How many tokens may be sampled; refuses when there is none."""
         limits = self.limits
         asked = turn.prompt_length
-        if self._engine_calls == 0 and asked > limits.max_prompt_tokens:
-            self._overflow = True
-            raise ContextOverflow(limits.max_prompt_tokens, asked)
-        if asked >= limits.max_context:
-            self._overflow = True
-            raise ContextOverflow(limits.max_context, asked)
-        appended = 0 if turn.parent is None else len(turn.new_ids)
-        budget = limits.max_response_tokens - self._response_tokens - appended
-        if budget < 1:
-            self._refuse_budget()
-        room = min(limits.max_tokens_per_turn, limits.max_context - asked, budget)
+        first = self._task_calls == 0 and not turn.side
+        for limit, fits in (
+            (limits.max_prompt_tokens, not first or asked <= limits.max_prompt_tokens),
+            (limits.max_context, asked < limits.max_context),
+        ):
+            if not fits:
+                self._overflow = self._overflow or not turn.side
+                raise ContextOverflow(limit, asked)
+        room = min(limits.max_tokens_per_turn, limits.max_context - asked)
+        if not turn.side:
+            appended = 0 if turn.parent is None else len(turn.new_ids)
+            budget = limits.max_response_tokens - self._response_tokens - appended
+            if budget < 1:
+                self._refuse_budget()
+            room = min(room, budget)
         return room if request.max_tokens is None else min(room, request.max_tokens)
 
     # ------------------------------------------------------------ prompt
 
-    async def _open(self, spot: Spot, request: ChatRequest, call: Call) -> Turn:
+    async def _open(self, spot: Spot, request: ChatRequest, call: Call, side: bool) -> Turn:
         parent, ids = await self._prompt(spot, request)
-        turn = Turn(id=call.id, place=spot.place, parent=parent, new_ids=ids)
+        turn = Turn(id=call.id, place=spot.place, parent=parent, new_ids=ids, side=side)
         self.conversation.add(turn)
         call.turn = turn
         return turn
@@ -227,6 +240,7 @@ class Turns:
         room = self._room(turn, request)
         seed = self.trial.seed + self._engine_calls
         self._engine_calls += 1
+        self._task_calls += not turn.side
         begun = time.monotonic()
         call.queued_s = begun - call.begun
         try:
@@ -264,9 +278,11 @@ class Turns:
         )
         turn.reply = Message(role="assistant", text=parsed.content, reasoning=parsed.reasoning, tool_calls=calls)
         turn.generation = generation
+        self._failed.discard(turn.place)
+        if turn.side:
+            return
         appended = 0 if turn.parent is None else len(turn.new_ids)
         self._response_tokens += appended + len(generation.token_ids)
-        self._failed.discard(turn.place)
         self._overflow = False
 
     def _call_id(self, turn: Turn, index: int) -> str:
