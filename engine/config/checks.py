@@ -4,6 +4,7 @@ Invariant: reads a validated, plain configuration and nothing else, so it is qui
 keys a component does not have says nothing.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -99,6 +100,18 @@ def _calls_can_be_read(config: Config) -> Iterator[ConfigError]:
             yield ConfigError(f"harnesses.{name}.native_tool_calling", True, problem, "set it to false")
 
 
+def _patterns_can_be_read(config: Config) -> Iterator[ConfigError]:
+    for name, harness in config["harnesses"].items():
+        for key in ("volatile", "side_calls"):
+            for index, pattern in enumerate(_at(harness, f"client.{key}") or ()):
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    full = f"harnesses.{name}.client.{key}[{index}]"
+                    way_out = "give one of Python's `re`; a backslash takes a letter's sense"
+                    yield ConfigError(full, pattern, f"is no regular expression: {error}", way_out)
+
+
 def _mini_batches_are_filled(config: Config) -> Iterator[ConfigError]:
     schedule, parts = config["schedule"], _at(config, "train.mini_batches")
     trajectories = schedule["prompts_per_step"] * schedule["rollouts_per_prompt"]
@@ -159,6 +172,7 @@ RULES: tuple[Rule, ...] = (
     _budget_fits_context,
     _turn_fits_budget,
     _calls_can_be_read,
+    _patterns_can_be_read,
     _mini_batches_are_filled,
     _warm_start_has_tasks,
     _goals_leave_room,

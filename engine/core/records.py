@@ -223,7 +223,7 @@ class Exchange:
     kind: ExchangeKind
     """policy: trained; side: recorded only; discarded: a lost turn that was replaced by a retry."""
     protocol: str
-    """Wire protocol: `openai_chat`, …"""
+    """Wire protocol: `openai_chat`, `openai_responses`, `anthropic`."""
     request: str
     """The request body as it came (JSON text)."""
     response: str

@@ -1,13 +1,12 @@
 """The HTTP side: one application for all trials; the socket has already said whose request it is.
 
-Refused: any other path (404), another trial's key (401), a body over the limit (413), a body that is no request (400).
-An answer is written only once it is whole, so a failure of the engine is a 5xx before any byte and never an event
-stream that ends early. A response that did not reach its reader marks its turn as lost.
+Refused, in the words of the protocol that the client speaks: any other path (404) or method (405), another trial's key
+(401), a body over the limit (413), a body that is no request (400). Until the first word of an answer is certain, a
+failure of the engine is a 5xx; what happens after it is `engine.proxy.answer`'s matter.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
@@ -16,45 +15,48 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
+from engine.proxy.answer import (
+    CLIENT_LEFT,
+    EVENTS,
+    FAULT,
+    OVER,
+    TRIAL_ENDED,
+    Asked,
+    LiveAnswer,
+    WholeAnswer,
+    cancel,
+    gone,
+)
+from engine.proxy.live import Live
+from engine.proxy.routes import ANSWERED, COUNTED, HELLO, MODELS, protocol_of
 from engine.proxy.session import TrialSession
 from engine.proxy.sockets import Connection
-from engine.proxy.turn import Call
-from engine.wire import openai_fields, replay
-from engine.wire.messages import ChatRequest, Completion, Refusal
-from engine.wire.openai_chat import OPENAI_CHAT
+from engine.proxy.turn import Call, ContextOverflow
+from engine.wire.messages import ChatRequest, Refusal, Usage
+from engine.wire.protocol import CountingProtocol, Opening, WireProtocol
 
-STREAM_PIECE = 64
-"""Characters of text in one event of a stream."""
 CLIENT_GONE = 499
 """Status for the log alone: there is nobody to read it."""
+
+_Handler = Callable[[Request], Awaitable[Response]]
 
 
 def build_app(max_body: int) -> Starlette:
     """`scope["state"]["session"]` holds the trial's session; `max_body` in bytes."""
-
-    async def complete(request: Request) -> Response:
-        session: TrialSession = request.state.session
-        try:
-            _authorise(session, request)
-            body = await _read(request, max_body)
-        except Refusal as refusal:
-            return _refuse(refusal)
-        except ClientDisconnect:
-            return Response(status_code=CLIENT_GONE)
-        return await _complete(session, request, body)
-
-    routes = [
-        Route("/t/{trial}/v1/chat/completions", complete, methods=["POST"]),
-        Route("/t/{trial}/v1/models", _models, methods=["GET"]),
-        Route("/t/{trial}/v1/models/{model:path}", _models, methods=["GET"]),
+    trial = "/t/{trial}"
+    answered = [Route(trial + path, _answers(spoken, max_body), methods=["POST"]) for path, spoken in ANSWERED.items()]
+    counted = [Route(trial + path, _counts(spoken, max_body), methods=["POST"]) for path, spoken in COUNTED.items()]
+    rest = [
+        Route(trial + MODELS, _models, methods=["GET"]),
+        Route(trial + MODELS + "/{model:path}", _models, methods=["GET"]),
+        Route(trial + HELLO, _hello, methods=["GET"]),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+    return Starlette(routes=[*answered, *counted, *rest], exception_handlers={HTTPException: _http_error})
 
 
 def _authorise(session: TrialSession, request: Request) -> None:
-    session.authorise(request.path_params["trial"], request.headers.get("authorization"))
+    session.authorise(request.path_params["trial"], request.headers)
 
 
 async def _read(request: Request, limit: int) -> bytes:
@@ -72,103 +74,98 @@ async def _read(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-async def _complete(session: TrialSession, request: Request, body: bytes) -> Response:
-    connection: Connection = request.state.connection
-    connection.on_broken = None  # A new request: the answer before it was read.
-    call = session.begin(body)
-    watch = asyncio.create_task(_gone(request))
-    answer: Answer | None = None
-    try:
-        parsed = OPENAI_CHAT.parse(body)
-        work = session.work(parsed, call)
+# ---------------------------------------------------------------- answers
+
+
+def _answers(protocol: WireProtocol, max_body: int) -> _Handler:
+    async def answer(request: Request) -> Response:
         try:
-            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not work.done():
-                await _cancel(work)
-        if work.cancelled():
-            return _unanswered(call, client_gone=watch.done())
-        answer = Answer(_worded(parsed, work.result(), call), call, connection, watch)
-    except Refusal as refusal:
-        session.refused(call, refusal)
-        return _refuse(refusal)
-    except Exception as fault:
-        session.failed(call, fault)
-        return _refuse(Refusal("The proxy failed.", status=500, kind="server_error"))
-    finally:
-        if answer is None:
-            await _cancel(watch)
+            _authorise(request.state.session, request)
+            body = await _read(request, max_body)
+        except Refusal as refusal:
+            return _refuse(protocol, refusal)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_GONE)
+        return await _answer(protocol, request, body)
+
     return answer
 
 
-def _unanswered(call: Call, *, client_gone: bool) -> Response:
+async def _answer(protocol: WireProtocol, request: Request, body: bytes) -> Response:
+    session: TrialSession = request.state.session
+    connection: Connection = request.state.connection
+    connection.on_broken = None  # A new request: the answer before it was read.
+    call = session.begin(protocol.name, body)
+    watch = asyncio.create_task(gone(request))
+    asked = Asked(protocol=protocol, session=session, call=call, connection=connection, watch=watch)
+    answer: Response | None = None
+    parsed: ChatRequest | None = None
+    try:
+        parsed = protocol.parse(body)
+        answer = await _begun(asked, parsed)
+    except ContextOverflow as full:
+        refusal = protocol.context_overflow(full.limit, full.asked)
+        session.refused(call, refusal)
+        if parsed is not None and parsed.stream and protocol.overflow_in_stream:
+            return _refuse_in_stream(protocol, refusal, parsed, call)
+        return _refuse(protocol, refusal)
+    except Refusal as refusal:
+        session.refused(call, refusal)
+        return _refuse(protocol, refusal)
+    except Exception as fault:
+        session.failed(call, fault)
+        return _refuse(protocol, FAULT)
+    finally:
+        if answer is None:
+            await cancel(watch)
+    return answer or _unanswered(protocol, call, client_gone=watch.done() and not watch.cancelled())
+
+
+async def _begun(asked: Asked, request: ChatRequest) -> Response | None:
+    """The answer, whole or begun; None where none will come."""
+    live = Live()
+    work = asked.session.work(request, asked.call, live if request.stream else None)
+    live.wake_when_done(work)
+    live.wake_when_done(asked.watch)
+    handed_over = False
+    try:
+        await live.changed()
+        if live.opening is not None and not work.done() and not asked.watch.done():
+            handed_over = True
+            return LiveAnswer(asked, request, live, work)
+    finally:
+        if not work.done() and not handed_over:
+            await cancel(work)
+    return None if work.cancelled() else WholeAnswer(asked, work.result(), request)
+
+
+def _unanswered(protocol: WireProtocol, call: Call, *, client_gone: bool) -> Response:
     if client_gone:
-        call.error = "the client went away before the answer was there"
+        call.error = CLIENT_LEFT
         return Response(status_code=CLIENT_GONE)
-    call.error = "the trial ended before the answer was there"
-    return _refuse(Refusal("This trial is over.", status=503, kind="server_error"))
+    call.error = TRIAL_ENDED
+    return _refuse(protocol, OVER)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Worded:
-    """A completion in the protocol's words."""
+def _counts(protocol: CountingProtocol, max_body: int) -> _Handler:
+    """Counting is no call of the model's: it leaves no exchange."""
 
-    media_type: str
-    length: int | None
-    """Bytes in all; None: not known before the last."""
-    chunks: Iterable[bytes]
-
-
-def _worded(request: ChatRequest, completion: Completion, call: Call) -> _Worded:
-    """Also notes the response; a stream is noted as the message that it makes."""
-    body = orjson.dumps(OPENAI_CHAT.response(completion))
-    call.response = body.decode()
-    if not request.stream:
-        return _Worded(media_type="application/json", length=len(body), chunks=(body,))
-    events = replay.events(OPENAI_CHAT, completion, request, STREAM_PIECE)
-    return _Worded(media_type="text/event-stream", length=None, chunks=events)
-
-
-class Answer(Response):
-    """Sends a whole answer and notes whether it arrived."""
-
-    def __init__(self, worded: _Worded, call: Call, connection: Connection, watch: "asyncio.Task[None]") -> None:
-        super().__init__(media_type=worded.media_type)
-        if worded.length is None:
-            del self.headers["content-length"]
-        else:
-            self.headers["content-length"] = str(worded.length)
-        self._chunks, self._turn, self._connection, self._watch = worded.chunks, call.turn, connection, watch
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 (ASGI's signature)
-        self._connection.on_broken = self._lose
-        arrived = False
+    async def count(request: Request) -> Response:
+        session: TrialSession = request.state.session
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            for chunk in self._chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            arrived = not self._watch.done()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            if not arrived:
-                self._lose()
-            await _cancel(self._watch)
+            _authorise(session, request)
+            parsed = protocol.parse_count(await _read(request, max_body))
+            session.check_open()
+            return _json(protocol.count(await session.turns.count(parsed)))
+        except Refusal as refusal:
+            return _refuse(protocol, refusal)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_GONE)
+        except Exception as fault:
+            session.note(fault)
+            return _refuse(protocol, FAULT)
 
-    def _lose(self) -> None:
-        if self._turn is not None:
-            self._turn.broken = True
-
-
-async def _gone(request: Request) -> None:
-    """Returns when the client has gone away (or its answer is complete)."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _cancel(task: "asyncio.Task[Any]") -> None:
-    """Cancel a task and wait for its end; what it raises is its owner's to see."""
-    task.cancel()
-    await asyncio.wait({task})
+    return count
 
 
 # ---------------------------------------------------------------- the rest of the API
@@ -176,27 +173,44 @@ async def _cancel(task: "asyncio.Task[Any]") -> None:
 
 async def _models(request: Request) -> Response:
     session: TrialSession = request.state.session
+    protocol = protocol_of(request.url.path, request.headers)
     name = session.endpoint.model
     try:
         _authorise(session, request)
         asked = request.path_params.get("model")
         if asked is None:
-            return _json(openai_fields.models((name,)))
+            return _json(protocol.models((name,)))
         if asked != name:
             raise Refusal(f"The model '{asked}' does not exist", status=404, param="model", code="model_not_found")
     except Refusal as refusal:
-        return _refuse(refusal)
-    return _json(openai_fields.model(name))
+        return _refuse(protocol, refusal)
+    return _json(protocol.model(name))
+
+
+async def _hello(request: Request) -> Response:
+    session: TrialSession = request.state.session
+    if request.path_params["trial"] != session.path_name:
+        return await _http_error(request, HTTPException(404))
+    return _json({"message": "hello"})
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     what = "Unknown request URL" if status == 404 else "Not allowed"
-    return _refuse(Refusal(f"{what}: {request.method} {request.url.path}.", status=status))
+    refusal = Refusal(f"{what}: {request.method} {request.url.path}.", status=status)
+    return _refuse(protocol_of(request.url.path, request.headers), refusal)
 
 
-def _refuse(refusal: Refusal) -> Response:
-    return _json(OPENAI_CHAT.error(refusal), refusal.status)
+def _refuse(protocol: WireProtocol, refusal: Refusal) -> Response:
+    return _json(protocol.error(refusal), refusal.status)
+
+
+def _refuse_in_stream(protocol: WireProtocol, refusal: Refusal, asked: ChatRequest, call: Call) -> Response:
+    """The refusal is the whole stream: it ends in order, since nothing was cut off."""
+    tokens = 0 if call.turn is None else call.turn.prompt_length
+    usage = Usage(prompt_tokens=tokens, completion_tokens=0, cached_tokens=0)
+    stream = protocol.stream(Opening(id=call.id, created=int(call.started_s), model=asked.model, usage=usage), asked)
+    return Response(stream.open() + stream.fail(refusal), media_type=EVENTS)
 
 
 def _json(body: Mapping[str, Any], status: int = 200) -> Response:

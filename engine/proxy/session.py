@@ -11,6 +11,7 @@ import re
 import secrets
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,10 @@ from numpy.typing import NDArray
 
 from engine.core.errors import AlignmentError
 from engine.core.records import Endpoint, Exchange, ExchangeKind, Generation, Segment, Termination
+from engine.proxy.live import Live
 from engine.proxy.segments import routed_start, segments
 from engine.proxy.sockets import ServedSocket, SocketServer
 from engine.proxy.turn import Call, Turns
-from engine.wire import openai_chat
 from engine.wire.messages import ChatRequest, Completion, Refusal
 
 Captured = tuple[tuple[Exchange, ...], tuple[Segment, ...], Termination | None]
@@ -54,18 +55,24 @@ class TrialSession:
 
     # ------------------------------------------------------------ calls
 
-    def authorise(self, path_name: str, authorization: str | None) -> None:
-        """Raises Refusal: 404 for another trial's path, 401 for another key."""
+    def authorise(self, path_name: str, headers: Mapping[str, str]) -> None:
+        """Raises Refusal: 404 for another trial's path, 401 for another key.
+
+        A key comes as `Authorization: Bearer` or as `x-api-key`; a client that has two may send both."""
         if path_name != self.path_name:
             raise Refusal("Unknown request URL.", status=404)
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), self.endpoint.api_key.encode()):
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = [token.strip() if scheme.lower() == "bearer" else ""] if scheme else []
+        given += [headers["x-api-key"].strip()] if "x-api-key" in headers else []
+        known = self.endpoint.api_key.encode()
+        if not any(hmac.compare_digest(key.encode(), known) for key in given):
             raise Refusal("Incorrect API key provided.", status=401, code="invalid_api_key")
 
-    def begin(self, body: bytes) -> Call:
+    def begin(self, protocol: str, body: bytes) -> Call:
         """Note a request that has wholly arrived."""
         call = Call(
             id=f"x{len(self._calls)}",
+            protocol=protocol,
             request=body.decode("utf-8", "replace"),
             started_s=time.time(),
             begun=time.monotonic(),
@@ -73,22 +80,29 @@ class TrialSession:
         self._calls.append(call)
         return call
 
-    def work(self, request: ChatRequest, call: Call) -> "asyncio.Task[Completion]":
+    def work(self, request: ChatRequest, call: Call, live: Live | None) -> "asyncio.Task[Completion]":
         """Answer a request in a task that `close` can cancel. Raises Refusal when the trial is over."""
-        if self._closing is not None:
-            raise Refusal("This trial is over.", status=503, kind="server_error")
-        task = asyncio.create_task(self.turns.answer(request, call))
+        self.check_open()
+        task = asyncio.create_task(self.turns.answer(request, call, live))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
         return task
+
+    def check_open(self) -> None:
+        """Raises Refusal when the trial is over."""
+        if self._closing is not None:
+            raise Refusal("This trial is over.", status=503, kind="server_error")
 
     def refused(self, call: Call, refusal: Refusal) -> None:
         call.error = refusal.message
         call.request = call.request[:REFUSED_BODY]
 
     def failed(self, call: Call, fault: Exception) -> None:
-        """A fault of the engine's own: remembered, raised by `close`."""
         call.error = f"{type(fault).__name__}: {fault}"
+        self.note(fault)
+
+    def note(self, fault: Exception) -> None:
+        """A fault of the engine's own: remembered, raised by `close`."""
         self._fault = self._fault or fault
 
     # ------------------------------------------------------------ the end
@@ -119,12 +133,14 @@ def _exchange(call: Call) -> Exchange:
     kind: ExchangeKind = "policy"
     if turn is None or turn.generation is None or turn.discarded:
         kind = "discarded"
+    elif turn.side:
+        kind = "side"
     nothing: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
     return Exchange(
         id=call.id,
         parent=None if turn is None or turn.parent is None else turn.parent.id,
         kind=kind,
-        protocol=openai_chat.NAME,
+        protocol=call.protocol,
         request=call.request,
         response=call.response,
         prompt_ids=nothing if turn is None else turn.new_ids,

@@ -13,7 +13,7 @@ Refused: reasoning after text, for which the message has no place.
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -43,6 +43,7 @@ class AnthropicMessages:
     """The protocol of `/v1/messages` and `/v1/messages/count_tokens`."""
 
     name = NAME
+    overflow_in_stream = False
 
     def parse(self, body: bytes) -> ChatRequest:
         return parse_request(body)
@@ -72,6 +73,23 @@ class AnthropicMessages:
     def context_overflow(self, limit: int, asked: int) -> Refusal:
         """Clients know it by its words: never retried, may start a compaction."""
         return Refusal(f"prompt is too long: {asked} tokens > {limit} maximum", param="messages")
+
+    def models(self, names: Sequence[str]) -> Mapping[str, Any]:
+        data = [self.model(name) for name in names]
+        return {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+
+    def model(self, name: str) -> Mapping[str, Any]:
+        """When the model was made is not known: the epoch, as the protocol says."""
+        return {
+            "type": "model",
+            "id": name,
+            "display_name": name,
+            "created_at": "1970-01-01T00:00:00Z",
+            "lifecycle": "active",
+        }
+
+
+ANTHROPIC_MESSAGES = AnthropicMessages()
 
 
 # ---------------------------------------------------------------- messages
@@ -182,7 +200,7 @@ class AnthropicStream:
         return b"".join(events) + _event("message_stop")
 
     def fail(self, refusal: Refusal) -> bytes:
-        return _event("error", error=AnthropicMessages().error(refusal)["error"])
+        return _event("error", error=ANTHROPIC_MESSAGES.error(refusal)["error"])
 
     def _call(self, call: ToolCall) -> bytes:
         written = orjson.dumps(_input(call)).decode()

@@ -8,6 +8,7 @@ context, images and documents, unknown parameters). Sampling and thinking are th
 are accepted and recorded with the request, and not obeyed.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,9 @@ _TOOL_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "allowed_callers": ((["direct"],), "the server runs no tools"),
     "input_examples": (([],), "the model is shown name, description and schema; put examples into the description"),
 }
+
+_TELLS = re.compile(r"error|fail|exit code|exception|traceback", re.IGNORECASE)
+"""What a tool's result says when it says that something went wrong."""
 
 _Block = tuple[dict[str, Any], str]
 """A content block and where it stands."""
@@ -321,12 +325,20 @@ def _tool_result(block: dict[str, Any], where: str) -> Message:
     if failed is not None and not isinstance(failed, bool):
         raise _refusal(f"{where}.is_error", "Input should be a valid boolean")
     parts = [] if content is None else _blocks(content, f"{where}.content")
+    text = _joined([_text(part, there, "tool_result") for part, there in parts])
     return Message(
         role="tool",
-        text=_joined([_text(part, there, "tool_result") for part, there in parts]),
+        text=_failure(text) if failed else text,
         tool_call_id=_named(block, "tool_use_id", where),
         is_error=bool(failed),
     )
+
+
+def _failure(text: str) -> str:
+    """The mark has no place of its own in a prompt: a text that does not tell of the failure is given a word for it."""
+    if _TELLS.search(text):
+        return text
+    return f"Error: {text}" if text.strip() else "Error"
 
 
 def _assistant(blocks: list[_Block]) -> list[Message]:

@@ -5,7 +5,7 @@ deltas. What is refused stands in `openai_chat_requests`. A turn without calls h
 neither calls nor text says the empty text.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -24,6 +24,7 @@ class OpenAIChat:
     """The protocol."""
 
     name = NAME
+    overflow_in_stream = False
 
     def parse(self, body: bytes) -> ChatRequest:
         return parse_request(body)
@@ -59,6 +60,12 @@ class OpenAIChat:
             param="messages",
             code="context_length_exceeded",
         )
+
+    def models(self, names: Sequence[str]) -> Mapping[str, Any]:
+        return openai_fields.models(names)
+
+    def model(self, name: str) -> Mapping[str, Any]:
+        return openai_fields.model(name)
 
 
 OPENAI_CHAT = OpenAIChat()

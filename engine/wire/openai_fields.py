@@ -4,7 +4,7 @@ Each check names the field in the protocol's way (`messages[0].content`). What a
 only if it is a short string: a refusal is kept and logged.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -146,7 +146,7 @@ def error(refusal: Refusal) -> dict[str, Any]:
     }
 
 
-def models(names: tuple[str, ...]) -> dict[str, Any]:
+def models(names: Sequence[str]) -> dict[str, Any]:
     """The body of `GET /v1/models`."""
     return {"object": "list", "data": [model(name) for name in names]}
 

@@ -10,7 +10,7 @@ three times a turn. An answer cut by its token limit is `incomplete` and so is i
 retry helps, and any other for one that it tries again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ class OpenAIResponses:
     """The protocol."""
 
     name = NAME
+    overflow_in_stream = True
 
     def parse(self, body: bytes) -> ChatRequest:
         return parse_request(body)
@@ -61,6 +62,12 @@ class OpenAIResponses:
             param="input",
             code="context_length_exceeded",
         )
+
+    def models(self, names: Sequence[str]) -> Mapping[str, Any]:
+        return openai_fields.models(names)
+
+    def model(self, name: str) -> Mapping[str, Any]:
+        return openai_fields.model(name)
 
 
 OPENAI_RESPONSES = OpenAIResponses()

@@ -4,7 +4,7 @@ Invariant: the message that a stream's events make is the message that `response
 A delta never takes back what an earlier one said.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -80,6 +80,8 @@ class WireProtocol(Protocol):
     """One protocol."""
 
     name: str
+    overflow_in_stream: bool
+    """Clients that asked for a stream know a full context window only by an event in it, by no status."""
 
     def parse(self, body: bytes) -> ChatRequest:
         """Validate a request body. Raises Refusal for whatever would change the answer and cannot be honoured."""
@@ -99,4 +101,24 @@ class WireProtocol(Protocol):
 
     def context_overflow(self, limit: int, asked: int) -> Refusal:
         """The error that this protocol's clients take for a full context window, in tokens: never retried."""
+        ...
+
+    def models(self, names: Sequence[str]) -> Mapping[str, Any]:
+        """The list of models."""
+        ...
+
+    def model(self, name: str) -> Mapping[str, Any]:
+        """One model."""
+        ...
+
+
+class CountingProtocol(WireProtocol, Protocol):
+    """A protocol that counts a prompt's tokens for its clients."""
+
+    def parse_count(self, body: bytes) -> ChatRequest:
+        """Validate the body of such a request. Raises Refusal."""
+        ...
+
+    def count(self, tokens: int) -> Mapping[str, Any]:
+        """The answer to it."""
         ...

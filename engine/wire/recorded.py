@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 
-from engine.wire import openai_chat, openai_responses
+from engine.wire import anthropic, openai_chat, openai_responses
+from engine.wire.anthropic import ANTHROPIC_MESSAGES
 from engine.wire.messages import Message, ToolCall, arguments_object
 from engine.wire.openai_chat import OPENAI_CHAT
 from engine.wire.openai_responses import OPENAI_RESPONSES
@@ -22,9 +23,10 @@ Body = Mapping[str, Any]
 
 def tools_offered(protocol: str, request: str) -> frozenset[str]:
     """Names of the tools that the model could call; empty where the client offered none or forbade calls."""
-    reader = _reader(protocol)
     body = orjson.loads(request)
-    return frozenset() if body.get("tool_choice") == "none" else reader.tools(body)
+    forbidden = body.get("tool_choice") in ("none", {"type": "none"})
+    reader = _reader(protocol)
+    return frozenset() if forbidden else reader.tools(body)
 
 
 def messages_sent(protocol: str, request: str) -> tuple[Message, ...]:
@@ -84,6 +86,23 @@ def _responses_answer(body: Body) -> Message:
     return next(iter(messages(body.get("output") or (), "output")), Message(role="assistant", text=""))
 
 
+def _anthropic_tools(body: Body) -> frozenset[str]:
+    return frozenset(str(tool["name"]) for tool in body.get("tools") or ())
+
+
+def _anthropic_answer(body: Body) -> Message:
+    text, reasoning, calls = "", "", []
+    for block in body.get("content") or ():
+        if block["type"] == "tool_use":
+            arguments = orjson.dumps(block["input"]).decode()
+            calls.append(ToolCall(id=str(block["id"]), name=str(block["name"]), arguments=arguments))
+        elif block["type"] == "thinking":
+            reasoning += str(block["thinking"])
+        else:
+            text += str(block["text"])
+    return Message(role="assistant", text=text, reasoning=reasoning, tool_calls=tuple(calls))
+
+
 @dataclass(frozen=True)
 class _Reader:
     """How the recorded bodies of one protocol are read."""
@@ -94,6 +113,7 @@ class _Reader:
 
 
 _READERS = {
+    anthropic.NAME: _Reader(ANTHROPIC_MESSAGES, _anthropic_tools, _anthropic_answer),
     openai_chat.NAME: _Reader(OPENAI_CHAT, _chat_tools, _chat_answer),
     openai_responses.NAME: _Reader(OPENAI_RESPONSES, _responses_tools, _responses_answer),
 }

@@ -16,9 +16,10 @@ from proxy_pieces import TERMINAL, ScriptedEngine, Step, engine_failure, make_tr
 
 from engine.core.errors import AlignmentError
 from engine.core.records import Generation, Segment, Termination
+from engine.proxy.conversation import Conversation
 from engine.proxy.segments import segments
-from engine.proxy.turn import Call, Limits, Turns
-from engine.wire.messages import ChatRequest, Message, Refusal
+from engine.proxy.turn import Call, ContextOverflow, Limits, Turns
+from engine.wire.messages import ChatRequest, Message, Refusal, ToolCall
 
 LIMITS = Limits(
     max_turns=1000, max_context=100_000, max_prompt_tokens=50_000, max_response_tokens=100_000, max_tokens_per_turn=500
@@ -38,7 +39,7 @@ class Client:
     async def ask(self, *messages: Message, tools: tuple[Any, ...] = (TERMINAL,), **fields: Any) -> Message:
         values: dict[str, Any] = {"max_tokens": None, "logprobs": False, "model": "tiny"} | fields
         request = ChatRequest(messages=messages, tools=tools, stream=False, include_usage=False, **values)
-        call = Call(id=f"x{self.count}", request="", started_s=0.0, begun=0.0)
+        call = Call(id=f"x{self.count}", protocol="p", request="", started_s=0.0, begun=0.0)
         self.count += 1
         return (await self.turns.answer(request, call)).message
 
@@ -52,7 +53,15 @@ class Client:
         return [decode(segment.token_ids[segment.target]) for segment in self.segments]
 
 
-def client(script: list[Step], *, moe: bool = True, renderer: Letters | None = None, **limits: int) -> Client:
+def client(
+    script: list[Step],
+    *,
+    moe: bool = True,
+    renderer: Letters | None = None,
+    volatile: tuple[str, ...] = (),
+    side_calls: tuple[str, ...] = (),
+    **limits: int,
+) -> Client:
     engine = ScriptedEngine(encode=encode, script=script, stop=CLOSE, moe=moe)
     turns = Turns(
         trial=make_trial(Path("/nowhere")),
@@ -61,6 +70,8 @@ def client(script: list[Step], *, moe: bool = True, renderer: Letters | None = N
         renderer=renderer or Letters(),
         inference=engine,  # type: ignore[arg-type]
         threads=ThreadPoolExecutor(1),
+        conversation=Conversation(volatile),
+        side_calls=side_calls,
     )
     return Client(turns, engine)
 
@@ -113,6 +124,81 @@ async def test_histories_that_mean_the_same_are_one_segment() -> None:
     broken = replace(two.tool_calls[0], name="_openhands_malformed_tool_call", arguments='{"tool_name": "terminal"}')
     await c.ask(*rewritten, replace(two, tool_calls=(broken,)), result(two, "bad JSON"))
     assert len(c.segments) == 1 and c.segments[0].exchanges == ("x0", "x1", "x2")
+
+
+VOLATILE = (r"<system-reminder>[\s\S]*?</system-reminder>", r"x-billing: [^\n]*", r"\(no content\)")
+REMINDER = "<system-reminder>todo</system-reminder>"
+
+
+async def test_billing_headers_and_moving_reminders_do_not_split() -> None:
+    """The header changes with each request; the reminder wanders to the newest message, or stands alone before it."""
+    c = client(['!{"command": "1"}', "", "done"], volatile=VOLATILE)
+    bill = [replace(SYSTEM, text=f"x-billing: {number};\nrules") for number in range(3)]
+    aside = Message(role="user", text=REMINDER)
+    one = await c.ask(bill[0], replace(TASK, text=f"{REMINDER}\ntask"))
+    two = await c.ask(bill[1], TASK, one, result(one, f"r1\n{REMINDER}"), aside)
+    blank = replace(two, text="(no content)")
+    await c.ask(bill[2], aside, TASK, one, result(one, "r1"), blank, replace(TASK, text="on"), aside)
+    (segment,) = c.segments
+    assert segment.exchanges == ("x0", "x1", "x2")
+    read = decode(segment.token_ids)
+    assert read.count("x-billing") == 1 and read.count(REMINDER) == 4, "what is new is shown to the model"
+    c = client(["one", "two"])
+    one = await c.ask(bill[0], TASK)
+    await c.ask(bill[1], TASK, one, TASK)
+    assert len(c.segments) == 2, "nothing is volatile that the configuration does not name"
+
+
+async def test_a_history_that_begins_anew_keeps_the_cached_prefix() -> None:
+    """After a compaction the system prompt is rendered as it was at first, whatever its billing header says now."""
+    c = client(["one", "two"], volatile=VOLATILE)
+    first = replace(SYSTEM, text="x-billing: 1;\nrules")
+    await c.ask(first, TASK)
+    await c.ask(replace(first, text="x-billing: 2;\nrules"), replace(TASK, text="summary so far"))
+    before, after = (decode(np.asarray(call.prompt)) for call in c.engine.calls)
+    assert before.startswith("x-billing: 1;rules") and after.startswith("x-billing: 1;rules")
+
+
+async def test_results_are_known_by_the_call_that_they_answer() -> None:
+    """A harness that names the calls anew in each request (and returns results as they end) changes nothing."""
+    c = client(["one", "two"])
+
+    def history(mark: str) -> list[Message]:
+        calls = tuple(ToolCall(id=f"{mark}{n}", name="terminal", arguments="{}") for n in range(2))
+        results = [Message(role="tool", text=f"r{n}", tool_call_id=f"{mark}{n}") for n in range(2)]
+        return [
+            SYSTEM,
+            TASK,
+            Message(role="assistant", text="", tool_calls=calls),
+            *results[:: 1 if mark == "a" else -1],
+        ]
+
+    one = await c.ask(*history("a"))
+    await c.ask(*history("b"), one, TASK)
+    assert [segment.exchanges for segment in c.segments] == [("x0", "x1")]
+
+
+async def test_what_claude_code_makes_of_its_calls_does_not_split() -> None:
+    """`replace_all` filled in, keys in another order, 5000.0 as 5000, white space gone, an unknown argument dropped."""
+    properties = {name: {} for name in ("path", "old", "new", "timeout", "replace_all")}
+    edit = {"type": "function", "function": {"name": "terminal", "parameters": {"properties": properties}}}
+    sampled = [
+        '!{"path": "a", "old": "x = 1  \\n", "new": "", "timeout": 5000.0}',
+        '!{"path": "a", "why": "so"}',
+        "done",
+    ]
+    c = client(sampled)
+    one = await c.ask(SYSTEM, TASK, tools=(edit,))
+    call = one.tool_calls[0]
+    echo = replace(call, arguments='{"replace_all":false,"path":"a","old":"x = 1","new":"","timeout":5000}')
+    history = [SYSTEM, TASK, replace(one, tool_calls=(echo,)), result(one, "ok")]
+    two = await c.ask(*history, tools=(edit,))
+    dropped = replace(two.tool_calls[0], arguments='{"path":"a"}')
+    await c.ask(*history, replace(two, tool_calls=(dropped,)), result(two, "ok"), tools=(edit,))
+    assert [segment.exchanges for segment in c.segments] == [("x0", "x1", "x2")]
+    edited = replace(call, arguments='{"path":"a","old":"y = 1","new":"","timeout":5000}')
+    await c.ask(SYSTEM, TASK, replace(one, tool_calls=(edited,)), result(one, "ok"), tools=(edit,))
+    assert len(c.segments) == 2, "a changed word is an edit, whatever the id"
 
 
 async def test_compaction_opens_a_segment_whose_history_is_context() -> None:
@@ -188,6 +274,56 @@ async def test_where_the_format_cannot_go_on_a_segment_opens() -> None:
     assert c.texts == ["one", "two"]
 
 
+TITLE = Message(role="system", text="You are a title generator.")
+
+
+async def test_a_side_call_is_recorded_and_no_part_of_the_task() -> None:
+    """Neither its tokens nor its size: not trained, no turn, no budget, no first prompt."""
+    c = client(
+        ["a title", "one", "another", "two"],
+        side_calls=("title generator",),
+        max_turns=2,
+        max_response_tokens=12,
+        max_prompt_tokens=20,
+    )
+    title = await c.ask(TITLE, replace(TASK, text="x" * 40))
+    one = await c.ask(SYSTEM, TASK)
+    await c.ask(TITLE, replace(TASK, text="x" * 40), title, TASK)
+    await refused(c.ask(TITLE, TASK))
+    await c.ask(SYSTEM, TASK, one, replace(TASK, text="o"))
+    assert c.texts == ["onetwo"] and c.turns.termination is None
+    assert [turn.side for turn in c.turns.conversation.turns] == [True, False, True, False]
+    with pytest.raises(Refusal):
+        await c.ask(SYSTEM, TASK)
+    assert c.turns.termination is Termination.MAX_TURNS
+
+
+async def test_a_side_call_that_does_not_fit_ends_nothing() -> None:
+    c = client(["one"], side_calls=("title generator",), max_context=40)
+    with pytest.raises(ContextOverflow):
+        await c.ask(TITLE, replace(TASK, text="x" * 40))
+    assert c.turns.termination is None
+
+
+async def test_what_was_said_in_a_side_call_is_context_where_the_task_goes_on_from_it() -> None:
+    c = client(["a title", "one"], side_calls=("title generator$",))
+    system = replace(TITLE, text="You are a title generator")
+    title = await c.ask(system, TASK)
+    await c.ask(system, TASK, title, TASK)
+    assert c.segments == ()
+    c.turns.side_calls = ()
+    await c.ask(system, TASK, title, replace(TASK, text="go on"))
+    (segment,) = c.segments
+    assert segment.exchanges == ("x0", "x2") and c.texts == ["done"]
+    check_routing(segment)
+
+
+async def test_no_text_of_the_task_makes_a_side_call() -> None:
+    c = client(["one"], side_calls=("title generator",))
+    await c.ask(SYSTEM, replace(TASK, text=TITLE.text))
+    assert c.texts == ["one"]
+
+
 # ---------------------------------------------------------------- limits and failures
 
 
@@ -224,8 +360,9 @@ async def test_context_limit_may_be_followed_by_a_compaction() -> None:
     c = client(["one", "two"], max_context=40, max_prompt_tokens=30)
     one = await c.ask(SYSTEM, TASK)
     assert c.engine.calls[0].max_tokens == 40 - len(c.engine.calls[0].prompt)
-    problem = await refused(c.ask(SYSTEM, TASK, one, replace(TASK, text="x" * 30)))
-    assert (problem.status, problem.code) == (400, "context_length_exceeded")
+    with pytest.raises(ContextOverflow) as caught:
+        await c.ask(SYSTEM, TASK, one, replace(TASK, text="x" * 30))
+    assert caught.value.limit == 40 <= caught.value.asked
     assert c.turns.termination is Termination.CONTEXT_OVERFLOW
     await c.ask(SYSTEM, replace(TASK, text="short"))
     assert c.turns.termination is None
@@ -233,8 +370,9 @@ async def test_context_limit_may_be_followed_by_a_compaction() -> None:
 
 async def test_first_prompt_limit() -> None:
     c = client(["one"], max_prompt_tokens=10)
-    problem = await refused(c.ask(SYSTEM, replace(TASK, text="x" * 30)))
-    assert "maximum context length is 10 tokens" in problem.message
+    with pytest.raises(ContextOverflow) as caught:
+        await c.ask(SYSTEM, replace(TASK, text="x" * 30))
+    assert caught.value.limit == 10
     assert c.turns.termination is Termination.CONTEXT_OVERFLOW
 
 

@@ -88,7 +88,7 @@ def test_reads_a_conversation() -> None:
                 ToolCall(id="c2", name="Bash", arguments="{}"),
             ),
         ),
-        Message(role="tool", text="two\nparts", tool_call_id="c2", is_error=True),
+        Message(role="tool", text="Error: two\nparts", tool_call_id="c2", is_error=True),
         Message(role="tool", text="out", tool_call_id="c1"),
         Message(role="user", text="go on"),
         Message(role="system", text="the date changed"),
@@ -132,12 +132,24 @@ def test_a_result_without_content_is_empty() -> None:
     assert made[-1] == Message(role="tool", text="", tool_call_id="c")
 
 
-def test_an_errors_mark_is_no_part_of_what_the_model_reads() -> None:
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("", "Error"),
+        ("no such file", "Error: no such file"),
+        ("Exit code 1\nx", "Exit code 1\nx"),
+        ("<tool_use_error>String not found</tool_use_error>", "<tool_use_error>String not found</tool_use_error>"),
+        ("2 FAILED", "2 FAILED"),
+    ],
+)
+def test_the_model_reads_that_a_tool_failed(text: str, read: str) -> None:
+    """The mark itself has no place in a prompt; a text that tells of the failure is left as it is."""
     failed, fine = (
-        conversation(USER, assistant(use("c")), user(result("c", content="x", is_error=mark)))[-1]
+        conversation(USER, assistant(use("c")), user(result("c", content=text, is_error=mark)))[-1]
         for mark in (True, False)
     )
-    assert failed != fine and failed.to_chat() == fine.to_chat()
+    assert failed.is_error and failed.to_chat()["content"] == read
+    assert fine.to_chat()["content"] == text
 
 
 def test_wishes_and_labels_are_accepted() -> None:

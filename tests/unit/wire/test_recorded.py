@@ -43,3 +43,19 @@ def test_what_is_no_request_is_refused() -> None:
     for read in (messages_sent, answer_made):
         with pytest.raises(ValueError, match="unknown protocol 'x'"):
             read("x", "{}")
+
+
+def test_bodies_of_anthropic_messages() -> None:
+    from engine.wire.recorded import calls_made, tools_offered
+
+    tool = {"name": "Bash", "input_schema": {"type": "object"}}
+    use = {"type": "tool_use", "id": "c1", "name": "Bash", "input": {"command": "ls"}}
+    asked = {"model": "m", "max_tokens": 9, "tools": [tool], "messages": [{"role": "user", "content": "hi"}]}
+    assert messages_sent("anthropic", json.dumps(asked)) == (Message(role="user", text="hi"),)
+    assert tools_offered("anthropic", json.dumps(asked)) == {"Bash"}
+    assert tools_offered("anthropic", json.dumps(asked | {"tool_choice": {"type": "none"}})) == frozenset()
+    content = [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "Look."}, use]
+    made = answer_made("anthropic", json.dumps({"type": "message", "content": content}))
+    call = ToolCall(id="c1", name="Bash", arguments='{"command":"ls"}')
+    assert made == Message(role="assistant", text="Look.", reasoning="hm", tool_calls=(call,))
+    assert calls_made("anthropic", json.dumps({"type": "error", "error": {}})) == ()
