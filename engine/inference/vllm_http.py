@@ -23,6 +23,7 @@ import httpx
 import orjson
 
 from engine.core.contracts import Say
+from engine.core.credentials import HIDDEN, is_credential
 from engine.core.errors import ConfigError, InferenceError, RunError, WeightSyncError
 from engine.core.records import Generation, ModelInfo
 from engine.core.temporary import temporary_folder
@@ -125,6 +126,10 @@ class VllmServer:
             if name.replace("_", "-").removeprefix("no-") in _OWN_ARGUMENTS:
                 way = "remove it; model, scale and the other inference keys decide it"
                 errors.append(ConfigError(f"inference.arguments.{name}", self.arguments[name], "set already", way))
+            elif is_credential(name.replace("-", "_").rpartition("_")[2]):
+                way = "leave it out, or set its variable (HF_TOKEN) in the shell or in inference.environment"
+                problem = "a credential would stand in the list of processes and in vLLM's log"
+                errors.append(ConfigError(f"inference.arguments.{name}", HIDDEN, problem, way))
         return [*errors, *folder_problems(), *self._pause_problems()]
 
     def _pause_problems(self) -> Iterator[ConfigError]:

@@ -15,7 +15,7 @@ import yaml
 from engine.config.built import Built
 from engine.config.bundle import decisive, differences
 from engine.core.errors import ConfigError
-from engine.core.whole import remove_drafts
+from engine.core.whole import make_folder, remove_drafts
 from engine.store.claim import claim
 from engine.store.layout import Layout
 
@@ -31,7 +31,7 @@ def open_directory(built: Built) -> Iterator[Layout]:
             if built.fresh and layout.root.is_dir():
                 _hold(layout, held)
                 _set_aside(layout.root)
-            layout.root.mkdir(parents=True, exist_ok=True)
+            make_folder(layout.root)
             _hold(layout, held)
         except OSError as error:
             problem = f"{layout.root} cannot be made or written ({error.strerror})"

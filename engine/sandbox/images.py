@@ -28,6 +28,8 @@ from engine.core.paths import cache_dir
 from engine.core.processes import run_checked, run_logged
 from engine.core.records import ImageSpec
 from engine.core.temporary import temporary_folder
+from engine.core.threads import to_the_end
+from engine.core.whole import move_into_place
 from engine.sandbox import pip_settings
 
 FORMAT = 1
@@ -145,7 +147,7 @@ async def _build(spec: ImageSpec, target: Path, say: Say) -> None:
         builder = _Builder(spec, root, log, say)
         await (builder.folder() if spec.suite is None else builder.root(spec.suite))
         (root / ".complete").write_text(json.dumps(_description(spec), indent=1) + "\n")
-        root.rename(target)
+        await to_the_end(asyncio.to_thread(move_into_place, root, target))
     say(f"image {spec.name}: built in {time.monotonic() - begun:.0f} s")
 
 

@@ -10,7 +10,6 @@ cut by a kill is dropped. Refuses any other change: a trial that runs twice or i
 """
 
 import json
-import os
 import threading
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Any, Literal
 
 from engine.core.errors import RunError
 from engine.core.records import Split
+from engine.core.whole import append_lines
 from engine.store.layout import Layout, numbered
 
 TrialState = Literal["pending", "running", "finished", "excluded", "trained"]
@@ -67,7 +67,7 @@ class Ledger:
                 {"at_s": round(time.time(), 3), "split": split, "trial": trial, "state": state, "reason": reason}
                 for split, trial in entries
             ]
-            self._append(step, "".join(json.dumps(line) + "\n" for line in lines))
+            append_lines(self._layout.ledger(step), "".join(json.dumps(line) + "\n" for line in lines))
             known.update(dict.fromkeys(entries, state))
 
     def settle(self, trained: int) -> None:
@@ -81,27 +81,6 @@ class Ledger:
         if step not in self._steps:
             self._steps[step] = read_ledger(self._layout, step)
         return self._steps[step]
-
-    def _append(self, step: int, text: str) -> None:
-        path = self._layout.ledger(step)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a+b") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - 1))
-                cut = file.read(1) not in (b"", b"\n")
-                try:
-                    # What a kill cut off stays a line of its own, which readers drop.
-                    file.write((b"\n" if cut else b"") + text.encode())
-                    file.flush()
-                    os.fsync(file.fileno())
-                except OSError:
-                    file.truncate(size)
-                    raise
-        except OSError as error:
-            raise RunError(
-                f"{path} cannot be written: {error.strerror}; once it can, the same command goes on"
-            ) from error
 
 
 def read_ledger(layout: Layout, step: int) -> dict[Entry, TrialState]:

@@ -1,6 +1,7 @@
 """What the trainer writes: weights for the engine, and its own state. Torch and safetensors.
 
-Invariant: a file or folder appears whole or not at all (a temporary sibling, then a rename).
+Invariant: a file or folder appears whole or not at all (a temporary sibling, then a rename), a checkpoint also after a
+power cut; weights on their way to an engine are not waited for, since a restart exports them again.
 Refuses: a checkpoint that is incomplete, or belongs to another model or another start of the run.
 """
 
@@ -20,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from engine.core.errors import RunError
-from engine.core.whole import draft_of
+from engine.core.whole import draft_of, make_folder, replace_folder
 
 _FULL = 1 << 20
 """Bytes left below which a disk counts as full."""
@@ -55,11 +56,7 @@ def save_state(
         save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, folder / _WEIGHTS)
         torch.save(dict(state), folder / _STATE)
         (folder / _META).write_text(json.dumps(meta, indent=2) + "\n")
-        replaced = draft_of(directory)
-        if directory.exists():
-            directory.rename(replaced)
-        folder.rename(directory)
-        shutil.rmtree(replaced, ignore_errors=True)
+        replace_folder(folder, directory)
 
 
 def load_state(directory: Path, weights: Mapping[str, Any], expected: Mapping[str, object]) -> dict[str, Any]:
@@ -99,7 +96,7 @@ def _sibling(path: Path) -> Iterator[Path]:
     Raises RunError where the disk does not take what is written in it."""
     folder: Path | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         folder = draft_of(path)
         folder.mkdir()
         folder.chmod(0o755)

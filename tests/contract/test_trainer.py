@@ -25,7 +25,7 @@ from trainer_cases import (
     write_qwen3_5,
 )
 
-from engine.core.errors import AlignmentError, ConfigError, NoTrainableToken, RunError
+from engine.core.errors import AlignmentError, ConfigError, Interrupted, NoTrainableToken, RunError
 from engine.train.routing_replay import RoutingReplay
 
 
@@ -342,6 +342,37 @@ def test_the_reference_is_named_by_its_hash(moe):
     assert made.reference_sha256 == again.hexdigest()
     made.step(pair(0))
     assert made.reference_sha256 == started(moe, replay=False).reference_sha256
+
+
+@pytest.mark.parametrize("rows_before", [1, 2, 4, 5])
+def test_a_stop_ends_a_step_in_another_thread_at_its_next_micro_batch(moe, rows_before):
+    made = started(moe, replay=True, micro_batch_rows=1)
+    policy, weights = made._policy, {name: p.detach().clone() for name, p in made._policy.parameters.items()}
+    began, go_on, raised, computed = threading.Event(), threading.Event(), [], []
+
+    def logprobs(*given, **how):
+        computed.append(1)
+        if len(computed) == rows_before:
+            began.set()
+            assert go_on.wait(60)
+        return whole(*given, **how)
+
+    def step():
+        try:
+            made.step(pair())
+        except BaseException as error:
+            raised.append(type(error))
+
+    whole, policy.logprobs = policy.logprobs, logprobs
+    thread = threading.Thread(target=step)
+    thread.start()
+    assert began.wait(60)
+    made.stop()  # returns at once
+    go_on.set()
+    thread.join(60)
+    assert (raised, len(computed)) == ([Interrupted], rows_before)
+    for name, parameter in policy.parameters.items():
+        assert torch.equal(parameter, weights[name])
 
 
 def test_runs_in_a_worker_thread_and_stops_twice(moe):

@@ -20,6 +20,7 @@ from engine.config.bundle import describe, fingerprint
 from engine.core.contracts import DoubtedPool
 from engine.core.errors import ConfigErrors, Interrupted, LegoError, RunError
 from engine.core.records import Scored, Trial
+from engine.core.threads import threads_end_here
 from engine.observe.learning import write_report
 from engine.observe.observer import Observer
 from engine.observe.progress import Note
@@ -106,12 +107,16 @@ class TrainJob:
         observer.start(layout, [beat])
         try:
             state.update("starting", steps=plan.steps, step=done, policy_version=done)
-            async with open_workbench(
-                built, layout, images, lambda what: observer.phase(what, 0, 0, ""), observer.say
-            ) as bench:
+            async with (
+                threads_end_here(),
+                open_workbench(
+                    built, layout, images, lambda what: observer.phase(what, 0, 0, ""), observer.say
+                ) as bench,
+            ):
                 await _Loop(built, plan, bench, layout, state, self._drain).run()
             check_complete(layout, plan.steps)
-            await _write_report(layout, observer)
+            async with threads_end_here():
+                await _write_report(layout, observer)
             summary = summarise(reader, state.wall_s)
             writer.json("summary.json", summary)
             state.update("finished")

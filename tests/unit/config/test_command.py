@@ -157,6 +157,14 @@ def test_a_fixed_null_is_taken_into_each_point() -> None:
     assert found == [(1, None, "openhands"), (2, None, "openhands")]
 
 
+def test_a_fixed_interpolation_stays_one_in_each_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THREADS", "7")
+    recorder = Recorder()
+    fixed = "inference.environment.OMP_NUM_THREADS=${oc.env:THREADS}"
+    assert run_command(["-m", "seed=1,2", fixed, "schedule.steps=3"], recorder) == 0
+    assert [one.config["inference"]["environment"]["OMP_NUM_THREADS"] for one in recorder.seen] == ["7", "7"]
+
+
 def test_what_hydra_refuses_in_a_sweep_is_told_as_what_it_is(tree: Tree) -> None:
     line = r"^hydra/launcher='nonesuch': no such file \(In 'hydra/config'\); allowed: basic$"
     with pytest.raises(ConfigError, match=line):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from power_cut import Disk, present
 
 from engine.core.errors import AlignmentError, RunError
 from engine.core.records import (
@@ -28,6 +29,7 @@ from engine.core.records import (
 )
 from engine.core.whole import write_whole
 from engine.store.layout import Layout
+from engine.store.ledger import Ledger
 from engine.store.reader import Reader
 from engine.store.schema import record_schema
 from engine.store.state import StateFile
@@ -383,3 +385,20 @@ def test_every_column_is_declared_with_a_description() -> None:
     for name in ("trial", "step", "recomputed"):
         for field in record_schema(name):
             assert field.metadata[b"description"].strip(), field.name
+
+
+def test_what_a_step_keeps_is_there_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout(root=tmp_path / "run")
+    layout.root.mkdir()
+    scored = a_scored(tmp_path)
+    disk = Disk(layout.root, monkeypatch)
+    writer, ledger, name = Writer(layout), Ledger(layout), ("train", str(scored.trajectory.trial.key))
+    for state in ("pending", "running"):
+        ledger.move(0, [name], state)  # type: ignore[list-item, arg-type]
+    writer.trial(0, scored)
+    assert len([path for path in disk.left() if path.startswith(("trajectories/", "routing/"))]) == 2
+    ledger.move(0, [name], "finished")  # type: ignore[list-item]
+    writer.recomputed(0, [some_recomputed(0, 0)])
+    writer.step(StepRecord(step=0, policy_version=1, metrics={"loss": 1.0}))
+    StateFile(layout).update("checkpoint")
+    assert disk.left() == present(layout.root)
