@@ -59,6 +59,11 @@ class Layout:
     def alerts(self) -> Path:
         return self.root / "alerts"
 
+    def alarms(self) -> list[tuple[int, Path]]:
+        """Step and file of each alarm."""
+        found = ((_ALARM.fullmatch(path.name), path) for path in self.alerts.glob("step=*"))
+        return sorted((int(name[1]), path) for name, path in found if name)
+
     @property
     def learning(self) -> Path:
         """The learning report."""
@@ -106,6 +111,7 @@ class Layout:
         return self.checkpoints / f"version={version:06d}"
 
 
+_ALARM = re.compile(r"step=([0-9]{6,})-[a-z_-]+\.json")
 _TRIAL = re.compile(r"e[0-9]+-.+-s[0-9]+-a[0-9]+", re.DOTALL)
 
 

@@ -2,9 +2,8 @@
 
 import io
 import json
-import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pyarrow.parquet as pq
 from engine.core.records import Recomputed, Scored, Split, StepRecord
 from engine.core.whole import write_whole
 from engine.store.codec import routing_arrays, to_row
-from engine.store.layout import Layout
+from engine.store.layout import Layout, numbered
 from engine.store.schema import record_schema
 
 _MADE_BY_STEPS: tuple[Split, ...] = ("train", "validation")
@@ -53,11 +52,14 @@ class Writer:
     def forget_beyond(self, version: int) -> None:
         """Delete what came of weights that no checkpoint holds: trials of any later version, records and alarms of the
         updates that are made again. Trials that `version` itself sampled stay."""
-        for split in _MADE_BY_STEPS:
-            for folder in _from(self.layout.rollouts(split), "step=", version + 1):
+        gone = [found for split in _MADE_BY_STEPS for found in numbered(self.layout.rollouts(split), "step=").items()]
+        for number, folder in gone:
+            if number > version:
                 shutil.rmtree(folder)
-        for folder in (self.layout.steps, self.layout.recomputed(0).parent, self.layout.alerts):
-            for path in _from(folder, "step=", version):
+        places = (self.layout.steps, self.layout.recomputed(0).parent)
+        files = [found for place in places for found in numbered(place, "step=", ".parquet").items()]
+        for number, path in (*files, *self.layout.alarms()):
+            if number >= version:
                 path.unlink()
 
     def step(self, record: StepRecord) -> None:
@@ -87,11 +89,3 @@ class Writer:
     def alert(self, step: int, name: str, detail: Mapping[str, Any]) -> None:
         """Keep one alarm of a step as a file of its own; the same one again replaces it."""
         self.json(f"alerts/step={step:06d}-{name}.json", {"alert": name, "step": step, **detail})
-
-
-def _from(folder: Path, prefix: str, number: int) -> Iterator[Path]:
-    """Entries named `<prefix>N…` with N at least `number`."""
-    for path in list(folder.glob(f"{prefix}*")):
-        found = re.match(r"\d+", path.name.removeprefix(prefix))
-        if found and int(found[0]) >= number:
-            yield path

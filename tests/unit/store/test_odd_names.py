@@ -62,6 +62,20 @@ def test_steps_trials_checkpoints_and_routing(layout: Layout) -> None:
     assert {path.name for path in (layout.root / "routing").iterdir()} == set(ODD)
 
 
+def test_what_came_of_weights_that_are_gone_is_deleted_and_nothing_else(layout: Layout) -> None:
+    writer = Writer(layout)
+    writer.step(StepRecord(step=1, policy_version=2, metrics={}))
+    writer.alert(1, "correlation", {})
+    layout.trials(2, "train").mkdir(parents=True)
+    own = [layout.step(1), layout.trials(2, "train"), *layout.alerts.iterdir()]
+    copies = [path.with_name(f"{path.stem} (copy){path.suffix}") for path in own]
+    for path in copies:
+        path.mkdir()
+    writer.forget_beyond(1)
+    assert [path.exists() for path in own] == [False, False, False]
+    assert [path.exists() for path in copies] == [True, True, True]
+
+
 def test_numbers_beyond_six_digits_are_the_run_s_too(layout: Layout) -> None:
     layout.checkpoint(1_234_567).mkdir(parents=True)
     layout.checkpoint(999_999).mkdir()
