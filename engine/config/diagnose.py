@@ -44,7 +44,7 @@ def diagnose(overrides: Sequence[str], error: Exception, tree: Tree, recompose: 
     try:
         config = loader.load_configuration(CONFIG_NAME, [str(line.input_line) for line in good], RunMode.RUN)
     except Exception as inner:
-        return ConfigErrors([*errors, _from_hydra(inner)])
+        return ConfigErrors([*errors, told_by_hydra(inner)])
     accepted: list[Override] = []
     for line in values:
         after = _applied(line, config)
@@ -54,7 +54,7 @@ def diagnose(overrides: Sequence[str], error: Exception, tree: Tree, recompose: 
             config = after
             accepted.append(line)
     if not errors:
-        return ConfigErrors([_from_hydra(error)])
+        return ConfigErrors([told_by_hydra(error)])
     return ConfigErrors([*errors, *_also([*good, *accepted], tree, recompose)])
 
 
@@ -133,17 +133,27 @@ def _unknown_key(line: Override, config: DictConfig, groups: set[str], registry:
         guess = nearest(key, names) or nearest_key(key, keys)
         return ConfigError(key, value, "unknown key or group", suggestion(guess, names))
     node = OmegaConf.select(config, parent)
-    if isinstance(node, DictConfig):
-        schema = schema_of(parent, plain, registry)
+    if node is not None and not isinstance(node, DictConfig):
+        return ConfigError(key, value, f"{parent} is a single value and has no keys", f"write {parent}=VALUE")
+    for above in _above(key):
+        node = OmegaConf.select(config, above)
+        if not isinstance(node, DictConfig):
+            continue
+        schema = schema_of(above, plain, registry)
         if schema and isinstance(schema.get("additionalProperties"), dict):
-            return ConfigError(key, value, f"not in the free-form map {parent} yet", f"write +{line.input_line}")
+            return ConfigError(key, value, f"not in the free-form map {above} yet", f"write +{line.input_line}")
         siblings = [str(name) for name in node if name != "_target_"]
-        near = nearest(leaf, siblings)
+        near = nearest(leaf, siblings) if above == parent else None
         guess = f"{parent}.{near}" if near else nearest_key(key, keys)
         return ConfigError(key, value, "unknown key", suggestion(guess, siblings))
-    if node is not None:
-        return ConfigError(key, value, f"{parent} is a single value and has no keys", f"write {parent}=VALUE")
     return ConfigError(key, value, "unknown key", suggestion(nearest_key(key, keys), list(plain)))
+
+
+def _above(key: str) -> Iterator[str]:
+    """`a.b.c` → `a.b`, `a`."""
+    while "." in key:
+        key = key.rpartition(".")[0]
+        yield key
 
 
 def _dotted(value: Any, prefix: str = "") -> Iterator[str]:
@@ -154,7 +164,7 @@ def _dotted(value: Any, prefix: str = "") -> Iterator[str]:
             yield from _dotted(child, key)
 
 
-def _from_hydra(error: Exception) -> ConfigError:
+def told_by_hydra(error: Exception) -> ConfigError:
     """The last resort: what Hydra said, on one line."""
     if isinstance(error, ConfigError):
         return error

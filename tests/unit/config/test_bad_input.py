@@ -30,6 +30,14 @@ CASES = {
             "allowed: experiment, seed, run, engine, sandbox, harnesses"
         ],
     ),
+    "a key below an unknown one": (
+        ["engine.motor.threads=3"],
+        ["engine.motor.threads=3: unknown key; did you mean engine.threads? allowed: threads, device, path, arguments"],
+    ),
+    "a key below an unknown one of a free-form map": (
+        ["engine.arguments.a.b=3"],
+        ["engine.arguments.a.b=3: not in the free-form map engine.arguments yet; write +engine.arguments.a.b=3"],
+    ),
     "unknown key, forced in": (
         ["+engine.thread=3"],
         ["engine.thread=3: unknown key; did you mean engine.threads? allowed: threads, device, path, arguments"],

@@ -6,7 +6,7 @@ import pytest
 
 from engine.config.command import NOTHING_TO_DO, run_command
 from engine.config.composed import Composed
-from engine.config.schemas import Tree
+from engine.config.schemas import TREE, Tree
 from engine.core.errors import ConfigError, ConfigErrors
 
 
@@ -52,9 +52,12 @@ def test_a_run_gets_its_configuration_and_leaves_no_file(tree: Tree, elsewhere: 
     assert Path.cwd() == elsewhere
 
 
-def test_without_arguments_it_says_what_to_do(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("arguments", [[], ["-m"]])
+def test_without_arguments_it_says_what_to_do(
+    tree: Tree, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
     recorder = Recorder()
-    assert run_command([], recorder, tree) == 2
+    assert run_command(arguments, recorder, tree) == 2
     assert recorder.seen == []
     assert capsys.readouterr().err.strip() == NOTHING_TO_DO
 
@@ -143,6 +146,29 @@ def test_a_fixed_key_may_exist_in_the_swept_option_only(tree: Tree) -> None:
     assert run_command(arguments, recorder, tree) == 0
     assert [c.config["harnesses"]["other"]["max_turns"] for c in recorder.seen] == [3, 3]
     assert [c.config["engine"]["path"] for c in recorder.seen] == ["a b", "a b"]
+
+
+def test_a_fixed_null_is_taken_into_each_point() -> None:
+    """Hydra's `choice` takes no null; the key is one of an option that the sweep chooses."""
+    recorder = Recorder()
+    fixed = ["experiment=mini_swe_agent_gspo", "harness=openhands", "harnesses.openhands.max_output_tokens=null"]
+    assert run_command([*fixed, "-m", "seed=1,2", "schedule.steps=null"], recorder, TREE) == 0
+    found = [(c.config["seed"], c.config["schedule"]["steps"], *c.config["harnesses"]) for c in recorder.seen]
+    assert found == [(1, None, "openhands"), (2, None, "openhands")]
+
+
+def test_a_fixed_interpolation_stays_one_in_each_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THREADS", "7")
+    recorder = Recorder()
+    fixed = "inference.environment.OMP_NUM_THREADS=${oc.env:THREADS}"
+    assert run_command(["-m", "seed=1,2", fixed, "schedule.steps=3"], recorder) == 0
+    assert [one.config["inference"]["environment"]["OMP_NUM_THREADS"] for one in recorder.seen] == ["7", "7"]
+
+
+def test_what_hydra_refuses_in_a_sweep_is_told_as_what_it_is(tree: Tree) -> None:
+    line = r"^hydra/launcher='nonesuch': no such file \(In 'hydra/config'\); allowed: basic$"
+    with pytest.raises(ConfigError, match=line):
+        run_command(["-m", "seed=1,2", "hydra/launcher=nonesuch"], Recorder(), tree)
 
 
 def test_a_sweep_over_all_options_of_a_group(tree: Tree) -> None:
