@@ -27,7 +27,7 @@ from engine.core.credentials import HIDDEN, is_credential
 from engine.core.errors import ConfigError, InferenceError, RunError, WeightSyncError
 from engine.core.records import Generation, ModelInfo
 from engine.core.temporary import temporary_folder
-from engine.inference.answers import generation, prompt_logprobs
+from engine.inference.answers import check_status, generation, prompt_logprobs, reason
 from engine.inference.gate import Gate
 from engine.inference.probe import WeightProbe
 from engine.inference.process import ServerProcess, port_taken
@@ -338,7 +338,7 @@ class VllmServer:
         """One attempt."""
         if sink is None:
             response = await self._post(_GENERATE, body, self.request_timeout_s)
-            _check_status(response, session)
+            check_status(response.status_code, response.content, session)
             answer: Mapping[str, Any] = orjson.loads(response.content)
             return answer
         if self._client is None:
@@ -349,8 +349,7 @@ class VllmServer:
             self._client.stream("POST", _GENERATE, content=body, headers=_JSON, timeout=timeout) as response,
         ):
             if response.status_code != 200:
-                await response.aread()
-            _check_status(response, session)
+                check_status(response.status_code, await response.aread(), session)
             return await whole_answer(response.aiter_lines(), sink)
 
     # ---------------------------------------------------------------- weights
@@ -385,7 +384,7 @@ class VllmServer:
             raise RunError(f"vLLM did not answer {name} ({self._state()}): {error!r}") from error
         if response.status_code != 200:
             tail = self._server.tail(2) if self._server else ""
-            raise RunError(f"vLLM refused {name} with {response.status_code}: {_reason(response)}; {tail}")
+            raise RunError(f"vLLM refused {name} with {response.status_code}: {reason(response.content)}; {tail}")
         answer: Mapping[str, Any] = orjson.loads(response.content)
         return answer
 
@@ -412,18 +411,3 @@ def _flag(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
     return [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
-
-
-def _check_status(response: httpx.Response, session: str) -> None:
-    if response.status_code != 200:
-        raise InferenceError(f"vLLM answered {session} with {response.status_code}: {_reason(response)}")
-
-
-def _reason(response: httpx.Response) -> str:
-    """The server's error message on one line."""
-    try:
-        body = orjson.loads(response.content)
-        text = body["error"]["message"] if isinstance(body.get("error"), dict) else body.get("error") or str(body)
-    except (ValueError, KeyError, AttributeError):
-        text = response.text
-    return " ".join(str(text).split())[:500]
