@@ -8,6 +8,7 @@ signal of the agent can cause excludes a trial.
 
 import json
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -23,6 +24,8 @@ STATE = f"{FOLDER}/state"
 """Sandbox folder for a program's settings and sessions: outside the repository and the home of the agent's commands."""
 MODULES = f"{RUNTIME}/node_modules"
 _FORGET = f"{FOLDER}/forget"
+OWN = ("BASH_ENV", "SHLVL")
+"""Variables that `launch` adds."""
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MACHINES = {"x86_64": "x64", "aarch64": "arm64"}
 """Machine → its name in npm's packages of machine code."""
@@ -118,3 +121,9 @@ def last_json(stdout: bytes) -> dict[str, Any]:
 def one_line(text: object) -> str:
     """What a program said, short enough for a reason; empty when it is no text."""
     return " ".join(text.split())[:500] if isinstance(text, str) else ""
+
+
+def filled(template: str, values: Mapping[str, str]) -> str:
+    """Each `{name}` of `values` replaced, once: what is put in is not searched again, and other braces stay."""
+    names = "|".join(map(re.escape, values))
+    return re.sub(rf"\{{({names})\}}", lambda found: values[found[1]], template)
