@@ -4,6 +4,7 @@ Invariant: reads a validated, plain configuration and nothing else, so it is qui
 keys a component does not have says nothing.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -91,6 +92,19 @@ def _calls_can_be_read(config: Config) -> Iterator[ConfigError]:
             yield ConfigError(f"harnesses.{name}.native_tool_calling", True, problem, "set it to false")
 
 
+def _volatile_text_is_named(config: Config) -> Iterator[ConfigError]:
+    for name, harness in config["harnesses"].items():
+        for index, pattern in enumerate(_at(harness, "client.volatile") or ()):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                key = f"harnesses.{name}.client.volatile[{index}]"
+                problem = f"is no regular expression: {error}"
+                yield ConfigError(
+                    key, pattern, problem, "give one of Python's `re`; a backslash takes a letter's sense"
+                )
+
+
 def _mini_batches_are_filled(config: Config) -> Iterator[ConfigError]:
     schedule, parts = config["schedule"], _at(config, "train.mini_batches")
     trajectories = schedule["prompts_per_step"] * schedule["rollouts_per_prompt"]
@@ -150,6 +164,7 @@ RULES: tuple[Rule, ...] = (
     _budget_fits_context,
     _turn_fits_budget,
     _calls_can_be_read,
+    _volatile_text_is_named,
     _mini_batches_are_filled,
     _warm_start_has_tasks,
     _goals_leave_room,

@@ -127,10 +127,18 @@ class SandboxRuntime(Preparable, Protocol):
     async def stop(self) -> None: ...
 
 
+class HarnessClient(Protocol):
+    """How a harness behaves as a client of the model's API; the proxy reckons with it."""
+
+    volatile: Sequence[str]
+    """Regular expressions of text that it changes or moves between requests without meaning anything by it."""
+
+
 class Harness(Protocol):
     """An adapter for one unmodified agent program."""
 
     name: str
+    client: HarnessClient
     max_turns: int
     """LLM calls after which the proxy ends the trial; the harness's own limit is set alike."""
     demonstration: Sequence[Mapping[str, Any]]

@@ -11,6 +11,7 @@ from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError
 from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Mount, Task, Termination
 from engine.harness import endings, runtime
+from engine.harness.client import Client
 
 
 class MiniSweAgent:
@@ -32,9 +33,11 @@ class MiniSweAgent:
         command_timeout_s: int,
         attempts: int,
         llm_timeout_s: int,
+        client: Client,
         demonstration: Sequence[Mapping[str, Any]],
     ) -> None:
         self.max_turns = max_turns
+        self.client = client
         self.demonstration = demonstration
         self._version, self._start = version, start
         self._max_output_tokens, self._native_tool_calling = max_output_tokens, native_tool_calling

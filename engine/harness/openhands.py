@@ -10,6 +10,7 @@ from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError
 from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Mount, Task, Termination
 from engine.harness import endings, runtime
+from engine.harness.client import Client
 from engine.harness.condensers import Condenser
 
 
@@ -36,9 +37,11 @@ class OpenHands:
         retry_min_wait_s: int,
         retry_max_wait_s: int,
         llm_timeout_s: int,
+        client: Client,
         demonstration: Sequence[Mapping[str, Any]],
     ) -> None:
         self.max_turns = max_turns
+        self.client = client
         self.demonstration = demonstration
         self._version, self._start, self._condenser = version, start, condenser
         self._max_output_tokens, self._native_tool_calling = max_output_tokens, native_tool_calling

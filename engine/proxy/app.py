@@ -11,6 +11,7 @@ from weakref import WeakSet
 from engine.core.contracts import Harness, Inference
 from engine.core.errors import ConfigError, RunError
 from engine.core.records import ModelInfo, Trial
+from engine.proxy.conversation import Conversation
 from engine.proxy.http import build_app
 from engine.proxy.session import TrialSession
 from engine.proxy.sockets import SocketServer
@@ -70,6 +71,7 @@ class LlmProxy:
             renderer=started.renderer,
             inference=started.inference,
             threads=started.threads,
+            conversation=Conversation(harness.client.volatile),
         )
         session = TrialSession(turns, started.server, port)
         started.sessions.add(session)

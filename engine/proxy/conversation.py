@@ -5,7 +5,7 @@ A request walks from a root (one per set of tools) along its messages. Invariant
 stream, then its own new prompt ids, then what it sampled; nothing that was sampled is ever rendered again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.records import Generation
-from engine.proxy.meaning import exact_key, in_call_order, plain_key, same_reply
+from engine.proxy.meaning import (
+    Clean,
+    call_places,
+    exact_key,
+    in_call_order,
+    plain_key,
+    same_reply,
+    says_nothing,
+    without_volatile,
+)
 from engine.wire.messages import ChatRequest, Message
 
 
@@ -21,22 +30,24 @@ from engine.wire.messages import ChatRequest, Message
 class Place:
     """A point in a conversation."""
 
+    came: Message | None = None
+    """The message that led here, as it was first said; None after a turn and at a root."""
     turns: "list[Turn]" = field(default_factory=list)
     """Calls made here, oldest first."""
     _steps: "dict[tuple[Any, ...], Place]" = field(default_factory=dict)
 
-    def step(self, message: Message) -> "Place":
-        """The place after a message that was not sampled here."""
-        exact = exact_key(message)
+    def step(self, message: Message, answers: str, clean: Clean) -> "Place":
+        """The place after a message that was not sampled here; `answers` names the call of a tool's result."""
+        exact = (answers, *exact_key(message))
         place = self._steps.get(exact)
         if place is None:
-            place = self._steps.setdefault(plain_key(message), Place())
+            place = self._steps.setdefault(plain_key(message, answers, clean), Place(message))
             self._steps[exact] = place
         return place
 
-    def answered_by(self, message: Message) -> "Turn | None":
+    def answered_by(self, message: Message, clean: Clean) -> "Turn | None":
         """The newest call made here whose answer this message is."""
-        return next((turn for turn in reversed(self.turns) if turn.says(message)), None)
+        return next((turn for turn in reversed(self.turns) if turn.says(message, clean)), None)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -83,13 +94,13 @@ class Turn:
         sampled = 0 if self.generation is None else len(self.generation.token_ids)
         return self.prompt_length + sampled
 
-    def says(self, message: Message) -> bool:
+    def says(self, message: Message, clean: Clean) -> bool:
         if self.reply is None:
             return False
         key = exact_key(message)
         if key == self._echo:
             return True
-        same = same_reply(self.reply, message, self.damaged)
+        same = same_reply(self.reply, message, self.damaged, clean)
         if same:
             self._echo = key
         return same
@@ -125,29 +136,40 @@ class Spot:
     new: list[Message]
     """The messages after the parent's answer; all of them at a root."""
     all: list[Message]
+    """The whole history; what means the same as a message seen before stands as it was first said, so that its tokens,
+    if they are rendered again, are those that the engine has cached."""
 
 
 class Conversation:
-    """The tree of one trial."""
+    """The tree of one trial; `volatile` are regular expressions of text that its harness does not mean."""
 
-    def __init__(self) -> None:
+    def __init__(self, volatile: Sequence[str] = ()) -> None:
+        self._clean = without_volatile(volatile)
         self._roots: dict[bytes, Place] = {}
         self.turns: list[Turn] = []
 
     def find(self, request: ChatRequest) -> Spot:
         """Walk the request's history; turns that it holds are thereby known to be delivered."""
-        messages = in_call_order(request.messages)
         place = self._roots.setdefault(request.tools_key, Place())
         parent: Turn | None = None
+        calls: dict[str, str] = {}
+        messages = in_call_order(request.messages)
+        said: list[Message] = []
         start = 0
-        for index, message in enumerate(messages):
-            turn = place.answered_by(message) if message.role == "assistant" else None
-            if turn is None:
-                place = place.step(message)
-                continue
-            turn.continued = True
-            parent, place, start = turn, turn.after, index + 1
-        return Spot(place=place, parent=parent, new=messages[start:], all=messages)
+        for message in messages:
+            said.append(message)
+            if message.role == "assistant":
+                calls = call_places(message)
+                turn = place.answered_by(message, self._clean)
+                if turn is not None:
+                    turn.continued = True
+                    parent, place, start = turn, turn.after, len(said)
+                    continue
+            if not says_nothing(message, self._clean):
+                answers = calls.get(message.tool_call_id, message.tool_call_id)
+                place = place.step(message, answers, self._clean)
+                said[-1] = place.came or message
+        return Spot(place=place, parent=parent, new=messages[start:], all=said)
 
     def add(self, turn: Turn) -> None:
         """Enter a call before its engine runs."""

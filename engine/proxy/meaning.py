@@ -3,16 +3,33 @@
 Every harness rewrites the turns that it echoes: arguments are re-serialised, reasoning is dropped, blank text comes and
 goes, a string becomes text parts, parallel results change places, a call that could not be run is renamed. None of
 that is a new meaning. A changed word, argument, name or order of calls is one.
+
+A call that comes back under the id that the proxy minted is that very call, as the harness understood it: defaults that
+were filled in and values that were read as their schema's type (`"5"` as 5) are its reading, not an edit. Text that a
+harness changes or moves without meaning anything by it (billing headers, reminders) is named by its configuration.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import orjson
 
 from engine.wire.messages import Message, ToolCall, arguments_object
 
 _TRAILING = re.compile(r"[ \t\r]+$", re.MULTILINE)
 _EMPTY: tuple[Any, ...] = (None, False, "", [], {})
+
+Clean = Callable[[str], str]
+"""Takes out of a text what its harness does not mean."""
+
+
+def without_volatile(patterns: Sequence[str]) -> Clean:
+    """Takes out what the regular expressions match, with the white space around it."""
+    if not patterns:
+        return lambda text: text
+    joined = re.compile("|".join(rf"\s*(?:{pattern})\s*" for pattern in patterns))
+    return lambda text: joined.sub("\n", text)
 
 
 def plain(text: str) -> str:
@@ -21,12 +38,12 @@ def plain(text: str) -> str:
     return _TRAILING.sub("", text) if " \n" in text or "\t\n" in text or "\r" in text else text
 
 
-def same_reply(ours: Message, theirs: Message, damaged: frozenset[str]) -> bool:
+def same_reply(ours: Message, theirs: Message, damaged: frozenset[str], clean: Clean = str) -> bool:
     """Whether an assistant message of a history is the one that was answered.
 
-    `damaged` holds the ids of calls that no harness can echo as they were (arguments that are no object, tools that do
-    not exist): of these the id alone counts."""
-    if len(ours.tool_calls) != len(theirs.tool_calls) or plain(ours.text) != plain(theirs.text):
+    `damaged` holds the ids of calls that no harness can echo as they were (arguments that are no object or that the
+    tool does not have, tools that do not exist): of these the id alone counts."""
+    if len(ours.tool_calls) != len(theirs.tool_calls) or plain(clean(ours.text)) != plain(clean(theirs.text)):
         return False
     if theirs.reasoning and plain(ours.reasoning) != plain(theirs.reasoning):
         return False
@@ -34,34 +51,63 @@ def same_reply(ours: Message, theirs: Message, damaged: frozenset[str]) -> bool:
 
 
 def _same_call(ours: ToolCall, theirs: ToolCall, damaged: frozenset[str]) -> bool:
-    if ours.id == theirs.id and ours.id in damaged:
+    minted = ours.id == theirs.id
+    if minted and ours.id in damaged:
         return True
     if ours.name != theirs.name:
         return False
     if ours.arguments == theirs.arguments:
         return True
     mine, echoed = arguments_object(ours.arguments), arguments_object(theirs.arguments)
-    return mine is not None and echoed is not None and _same_value(mine, echoed)
+    return mine is not None and echoed is not None and _same_value(mine, echoed, minted)
 
 
-def _same_value(ours: Any, theirs: Any) -> bool:
-    """JSON equality that forgives what serialisers do: 5000.0 and 5000, trailing white space, empty defaults."""
+def _same_value(ours: Any, theirs: Any, minted: bool) -> bool:
+    """JSON equality that forgives what serialisers do: 5000.0 and 5000, trailing white space, empty defaults; of a
+    call whose id is the proxy's own also any default that was added, and a text that was read as what it spells."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        return all(_same_member(ours, theirs, key) for key in ours.keys() | theirs.keys())
+        return all(_same_member(ours, theirs, key, minted) for key in ours.keys() | theirs.keys())
     if isinstance(ours, list) and isinstance(theirs, list):
-        return len(ours) == len(theirs) and all(map(_same_value, ours, theirs))
+        return len(ours) == len(theirs) and all(map(_same_value, ours, theirs, [minted] * len(ours)))
     if isinstance(ours, str) and isinstance(theirs, str):
         return plain(ours) == plain(theirs)
+    if isinstance(ours, str):
+        spelled = _spelled(ours) if minted else None
+        return spelled is not None and _same_value(spelled, theirs, minted)
     if isinstance(ours, bool) or isinstance(theirs, bool):
         return ours is theirs
     return bool(ours == theirs)
 
 
-def _same_member(ours: dict[str, Any], theirs: dict[str, Any], key: str) -> bool:
+def _same_member(ours: dict[str, Any], theirs: dict[str, Any], key: str, minted: bool) -> bool:
     if key in ours and key in theirs:
-        return _same_value(ours[key], theirs[key])
+        return _same_value(ours[key], theirs[key], minted)
+    if minted and key in theirs:
+        return True
     value = ours.get(key, theirs.get(key))
     return any(type(value) is type(empty) and value == empty for empty in _EMPTY)
+
+
+def _spelled(text: str) -> Any:
+    """The JSON value that is no text and that a text spells; None where it spells none."""
+    try:
+        value = orjson.loads(text)
+    except ValueError:
+        return None
+    return None if isinstance(value, str) else value
+
+
+def can_echo(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a harness that reads arguments by its tool's schema can say the call again as it was."""
+    functions = (tool["function"] for tool in tools)
+    schema = next((function.get("parameters") or {} for function in functions if function["name"] == call.name), None)
+    given = arguments_object(call.arguments)
+    if schema is None or given is None:
+        return False
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or schema.get("additionalProperties"):
+        return True
+    return given.keys() <= properties.keys()
 
 
 def exact_key(message: Message) -> tuple[Any, ...]:
@@ -69,10 +115,21 @@ def exact_key(message: Message) -> tuple[Any, ...]:
     return (message.role, message.text, message.tool_call_id, message.tool_calls, message.reasoning)
 
 
-def plain_key(message: Message) -> tuple[Any, ...]:
-    """Equal for messages of others (not sampled here) that say the same."""
+def plain_key(message: Message, answers: str, clean: Clean = str) -> tuple[Any, ...]:
+    """Equal for messages of others (not sampled here) that say the same; `answers` names the call of a result."""
     calls = tuple((call.name, _canonical(call.arguments)) for call in message.tool_calls)
-    return (message.role, plain(message.text), message.tool_call_id, calls)
+    return (message.role, plain(clean(message.text)), answers, calls)
+
+
+def says_nothing(message: Message, clean: Clean) -> bool:
+    """Whether all of a message is such text: it may stand anywhere or nowhere, and the conversation is the same."""
+    beside = message.role in ("user", "system") and bool(message.text.strip())
+    return beside and not clean(message.text).strip()
+
+
+def call_places(message: Message) -> dict[str, str]:
+    """Id of each call → its place among them: what a result answers, whatever the harness calls the call."""
+    return {call.id: str(index) for index, call in enumerate(message.tool_calls)}
 
 
 def _canonical(arguments: str) -> str:

@@ -20,6 +20,7 @@ from engine.core.contracts import Inference
 from engine.core.errors import InferenceError
 from engine.core.records import Generation, Termination, Trial
 from engine.proxy.conversation import Conversation, Place, Spot, Turn
+from engine.proxy.meaning import can_echo
 from engine.proxy.segments import routed_start
 from engine.tokens import CannotRender, ParsedTurn, Renderer
 from engine.wire.messages import ChatRequest, Completion, FinishReason, Message, Refusal, TokenLogprob, ToolCall, Usage
@@ -240,7 +241,7 @@ class Turns:
         turn.damaged = frozenset(
             call.id
             for call, sampled in zip(calls, parsed.calls, strict=True)
-            if not sampled.well_formed or call.name not in request.tool_names
+            if not sampled.well_formed or not can_echo(call, request.tools)
         )
         turn.reply = Message(role="assistant", text=parsed.content, reasoning=parsed.reasoning, tool_calls=calls)
         turn.generation = generation

@@ -19,6 +19,7 @@ from proxy_pieces import (
     call_text,
     engine_failure,
     make_checkpoint,
+    make_harness,
     make_trial,
     routing,
     served,
@@ -178,9 +179,7 @@ async def test_keys_paths_and_trials_are_kept_apart(checkpoint: Path) -> None:
 
 
 def s_harness() -> Any:
-    from types import SimpleNamespace
-
-    return SimpleNamespace(name="h", max_turns=5)
+    return make_harness(5)
 
 
 async def test_other_paths_and_models(checkpoint: Path) -> None:

@@ -46,6 +46,13 @@ CASES = {
             "once yet; set schedule.staleness_threshold=0 and schedule.partial_rollouts=false"
         ],
     ),
+    "volatile text": (
+        {"harnesses": {"a": {"client": {"volatile": ["fine", "(open"]}}, "b": {}}},
+        [
+            "harnesses.a.client.volatile[1]='(open': is no regular expression: missing ), unterminated subpattern at "
+            "position 0; give one of Python's `re`; a backslash takes a letter's sense"
+        ],
+    ),
     "nucleus": (
         {"proxy": {"top_p": 0.9}},
         [

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.proxy.meaning import in_call_order, plain, plain_key, same_reply
+from engine.proxy.meaning import can_echo, in_call_order, plain, plain_key, same_reply, says_nothing, without_volatile
 from engine.wire.messages import Message, ToolCall
 
 
@@ -43,7 +43,8 @@ def test_rewritten_but_the_same(theirs: Message) -> None:
         replace(OURS, tool_calls=(call('{"path": "b.py", "n": 5000, "text": "x = 1\\ny"}'),)),
         replace(OURS, tool_calls=(call('{"path": "a.py", "n": true, "text": "x = 1\\ny"}'),)),
         replace(OURS, tool_calls=(call('{"path": "a.py", "n": 5000}'),)),
-        replace(OURS, tool_calls=(call('{"path": "a.py", "n": 5000, "text": "x = 1\\ny", "extra": 0}'),)),
+        replace(OURS, tool_calls=(call('{"path": "a.py", "n": 5000, "text": "x = 1\\ny", "m": 0}', identity="c9"),)),
+        replace(OURS, tool_calls=(call('{"path": "a.py", "n": "5000", "text": "x = 1\\ny"}'),)),
         replace(OURS, tool_calls=(call(OURS.tool_calls[0].arguments, name="write"),)),
         replace(OURS, tool_calls=(call("{broken"),)),
     ],
@@ -61,6 +62,45 @@ def test_a_damaged_call_is_known_by_its_id_alone() -> None:
     assert not same_reply(ours, reply(calls=(replace(renamed, id="c9"), ours.tool_calls[1])), frozenset({"c1"}))
 
 
+def test_what_a_harness_made_of_its_own_call_is_that_call() -> None:
+    """Claude Code fills in defaults and reads texts by its schema; only under an id of the proxy's is that no edit."""
+    ours = reply(
+        calls=(call('{"path":"a.py","old":"x  \\n","timeout":"5000","list":"[1, {\\"a\\": true}]","on":"true"}'),)
+    )
+    theirs = (
+        '{"replace_all":false,"old":"x","path":"a.py","timeout":5000,"list":[1,{"a":true,"b":"new"}],"on":true,"m":3}'
+    )
+    assert same_reply(ours, reply(calls=(call(theirs),)), frozenset())
+    assert not same_reply(ours, reply(calls=(call(theirs, identity="other"),)), frozenset())
+    for edited in (theirs.replace("5000", "5001"), theirs.replace('"x"', '"y"'), theirs.replace("true,", "false,")):
+        assert not same_reply(ours, reply(calls=(call(edited),)), frozenset())
+
+
+def test_calls_that_no_harness_can_say_again() -> None:
+    closed = {"type": "object", "properties": {"path": {"type": "string"}}}
+    tools = [{"function": {"name": "edit", "parameters": closed}}]
+    assert can_echo(call('{"path": "a"}'), tools) and can_echo(call("{}"), tools)
+    for lost in ('{"path": "a", "why": "because"}', '{"path": "a', "[]"):
+        assert not can_echo(call(lost), tools)
+    assert not can_echo(call("{}", name="unknown"), tools)
+    for open_schema in (None, {}, closed | {"additionalProperties": True}):
+        assert can_echo(call('{"why": 1}'), [{"function": {"name": "edit", "parameters": open_schema}}])
+
+
+REMINDER = "<system-reminder>\nThe todo list is empty.\n</system-reminder>"
+
+
+def test_volatile_text_is_taken_out_wherever_it_stands() -> None:
+    clean = without_volatile([r"<system-reminder>[\s\S]*?</system-reminder>", r"x-billing: [^\n]*"])
+    for text in (f"a\nb\n{REMINDER}", f"{REMINDER}\n\na\nb", f"a\n{REMINDER}\nb", "x-billing: 71;\na\nb", "a\nb"):
+        assert plain(clean(text)) == "a\nb"
+    assert clean("a <system-reminder> b") == "a <system-reminder> b"
+    user, tool = Message(role="user", text=REMINDER), Message(role="tool", text=REMINDER, tool_call_id="c")
+    assert says_nothing(user, clean) and not says_nothing(tool, clean)
+    assert not says_nothing(Message(role="user", text=" "), clean)
+    assert not says_nothing(user, without_volatile([]))
+
+
 def test_arguments_nested_beyond_reason_are_compared_as_text() -> None:
     deep = "[" * 900 + "]" * 900
     assert same_reply(reply(calls=(call(deep),)), reply(calls=(call(deep),)), frozenset())
@@ -75,9 +115,9 @@ def test_plain_text_keeps_what_is_meant() -> None:
 def test_keys_of_foreign_messages() -> None:
     one = reply("x", calls=(call('{"a": 1, "b": 2}', identity="p"),))
     two = reply("x ", calls=(call('{"b":2,"a":1}', identity="q"),), reasoning="dropped later")
-    assert plain_key(one) == plain_key(two)
-    assert plain_key(one) != plain_key(reply("x", calls=(call('{"a": 1}'),)))
-    assert plain_key(Message(role="user", text="x")) != plain_key(Message(role="system", text="x"))
+    assert plain_key(one, "") == plain_key(two, "")
+    assert plain_key(one, "") != plain_key(reply("x", calls=(call('{"a": 1}'),)), "")
+    assert plain_key(Message(role="user", text="x"), "") != plain_key(Message(role="system", text="x"), "")
 
 
 def test_parallel_results_stand_in_the_order_of_their_calls() -> None:

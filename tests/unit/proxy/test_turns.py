@@ -16,9 +16,10 @@ from proxy_pieces import TERMINAL, ScriptedEngine, Step, engine_failure, make_tr
 
 from engine.core.errors import AlignmentError
 from engine.core.records import Generation, Segment, Termination
+from engine.proxy.conversation import Conversation
 from engine.proxy.segments import segments
 from engine.proxy.turn import Call, ContextOverflow, Limits, Turns
-from engine.wire.messages import ChatRequest, Message, Refusal
+from engine.wire.messages import ChatRequest, Message, Refusal, ToolCall
 
 LIMITS = Limits(
     max_turns=1000, max_context=100_000, max_prompt_tokens=50_000, max_response_tokens=100_000, max_tokens_per_turn=500
@@ -52,7 +53,14 @@ class Client:
         return [decode(segment.token_ids[segment.target]) for segment in self.segments]
 
 
-def client(script: list[Step], *, moe: bool = True, renderer: Letters | None = None, **limits: int) -> Client:
+def client(
+    script: list[Step],
+    *,
+    moe: bool = True,
+    renderer: Letters | None = None,
+    volatile: tuple[str, ...] = (),
+    **limits: int,
+) -> Client:
     engine = ScriptedEngine(encode=encode, script=script, stop=CLOSE, moe=moe)
     turns = Turns(
         trial=make_trial(Path("/nowhere")),
@@ -61,6 +69,7 @@ def client(script: list[Step], *, moe: bool = True, renderer: Letters | None = N
         renderer=renderer or Letters(),
         inference=engine,  # type: ignore[arg-type]
         threads=ThreadPoolExecutor(1),
+        conversation=Conversation(volatile),
     )
     return Client(turns, engine)
 
@@ -113,6 +122,81 @@ async def test_histories_that_mean_the_same_are_one_segment() -> None:
     broken = replace(two.tool_calls[0], name="_openhands_malformed_tool_call", arguments='{"tool_name": "terminal"}')
     await c.ask(*rewritten, replace(two, tool_calls=(broken,)), result(two, "bad JSON"))
     assert len(c.segments) == 1 and c.segments[0].exchanges == ("x0", "x1", "x2")
+
+
+VOLATILE = (r"<system-reminder>[\s\S]*?</system-reminder>", r"x-billing: [^\n]*", r"\(no content\)")
+REMINDER = "<system-reminder>todo</system-reminder>"
+
+
+async def test_billing_headers_and_moving_reminders_do_not_split() -> None:
+    """The header changes with each request; the reminder wanders to the newest message, or stands alone before it."""
+    c = client(['!{"command": "1"}', "", "done"], volatile=VOLATILE)
+    bill = [replace(SYSTEM, text=f"x-billing: {number};\nrules") for number in range(3)]
+    aside = Message(role="user", text=REMINDER)
+    one = await c.ask(bill[0], replace(TASK, text=f"{REMINDER}\ntask"))
+    two = await c.ask(bill[1], TASK, one, result(one, f"r1\n{REMINDER}"), aside)
+    blank = replace(two, text="(no content)")
+    await c.ask(bill[2], aside, TASK, one, result(one, "r1"), blank, replace(TASK, text="on"), aside)
+    (segment,) = c.segments
+    assert segment.exchanges == ("x0", "x1", "x2")
+    read = decode(segment.token_ids)
+    assert read.count("x-billing") == 1 and read.count(REMINDER) == 4, "what is new is shown to the model"
+    c = client(["one", "two"])
+    one = await c.ask(bill[0], TASK)
+    await c.ask(bill[1], TASK, one, TASK)
+    assert len(c.segments) == 2, "nothing is volatile that the configuration does not name"
+
+
+async def test_a_history_that_begins_anew_keeps_the_cached_prefix() -> None:
+    """After a compaction the system prompt is rendered as it was at first, whatever its billing header says now."""
+    c = client(["one", "two"], volatile=VOLATILE)
+    first = replace(SYSTEM, text="x-billing: 1;\nrules")
+    await c.ask(first, TASK)
+    await c.ask(replace(first, text="x-billing: 2;\nrules"), replace(TASK, text="summary so far"))
+    before, after = (decode(np.asarray(call.prompt)) for call in c.engine.calls)
+    assert before.startswith("x-billing: 1;rules") and after.startswith("x-billing: 1;rules")
+
+
+async def test_results_are_known_by_the_call_that_they_answer() -> None:
+    """A harness that names the calls anew in each request (and returns results as they end) changes nothing."""
+    c = client(["one", "two"])
+
+    def history(mark: str) -> list[Message]:
+        calls = tuple(ToolCall(id=f"{mark}{n}", name="terminal", arguments="{}") for n in range(2))
+        results = [Message(role="tool", text=f"r{n}", tool_call_id=f"{mark}{n}") for n in range(2)]
+        return [
+            SYSTEM,
+            TASK,
+            Message(role="assistant", text="", tool_calls=calls),
+            *results[:: 1 if mark == "a" else -1],
+        ]
+
+    one = await c.ask(*history("a"))
+    await c.ask(*history("b"), one, TASK)
+    assert [segment.exchanges for segment in c.segments] == [("x0", "x1")]
+
+
+async def test_what_claude_code_makes_of_its_calls_does_not_split() -> None:
+    """`replace_all` filled in, keys in another order, 5000.0 as 5000, white space gone, an unknown argument dropped."""
+    properties = {name: {} for name in ("path", "old", "new", "timeout", "replace_all")}
+    edit = {"type": "function", "function": {"name": "terminal", "parameters": {"properties": properties}}}
+    sampled = [
+        '!{"path": "a", "old": "x = 1  \\n", "new": "", "timeout": 5000.0}',
+        '!{"path": "a", "why": "so"}',
+        "done",
+    ]
+    c = client(sampled)
+    one = await c.ask(SYSTEM, TASK, tools=(edit,))
+    call = one.tool_calls[0]
+    echo = replace(call, arguments='{"replace_all":false,"path":"a","old":"x = 1","new":"","timeout":5000}')
+    history = [SYSTEM, TASK, replace(one, tool_calls=(echo,)), result(one, "ok")]
+    two = await c.ask(*history, tools=(edit,))
+    dropped = replace(two.tool_calls[0], arguments='{"path":"a"}')
+    await c.ask(*history, replace(two, tool_calls=(dropped,)), result(two, "ok"), tools=(edit,))
+    assert [segment.exchanges for segment in c.segments] == [("x0", "x1", "x2")]
+    edited = replace(call, arguments='{"path":"a","old":"y = 1","new":"","timeout":5000}')
+    await c.ask(SYSTEM, TASK, replace(one, tool_calls=(edited,)), result(one, "ok"), tools=(edit,))
+    assert len(c.segments) == 2, "a changed word is an edit, whatever the id"
 
 
 async def test_compaction_opens_a_segment_whose_history_is_context() -> None:
