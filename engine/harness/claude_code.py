@@ -11,6 +11,7 @@ from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError
 from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Mount, Task, Termination
 from engine.harness import commands, runtime
+from engine.harness.client import Client
 
 _QUIET = (
     "CLAUDE_CODE_DISABLE_AUTO_MEMORY",
@@ -26,7 +27,7 @@ _QUIET = (
     "DISABLE_TELEMETRY",
     "IS_SANDBOX",
 )
-_STATIC = {name: "1" for name in _QUIET} | {
+_STATIC = dict.fromkeys(_QUIET, "1") | {
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a billing header in the system prompt, which changes with each version
     "ENABLE_TOOL_SEARCH": "false",
     "MAX_THINKING_TOKENS": "0",
@@ -56,10 +57,11 @@ class ClaudeCode:
         attempts: int,
         llm_timeout_s: int,
         environment: Mapping[str, str],
+        client: Client,
         demonstration: Sequence[Mapping[str, Any]],
     ) -> None:
         self.max_turns = max_turns
-        self.demonstration = demonstration
+        self.client, self.demonstration = client, demonstration
         self._version, self._bare, self._tools = version, bare, tuple(tools)
         self._max_output_tokens, self._max_context_tokens = max_output_tokens, max_context_tokens
         self._compaction, self._compaction_percent = compaction, compaction_percent

@@ -13,6 +13,7 @@ from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError
 from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Mount, Task, Termination
 from engine.harness import commands, runtime
+from engine.harness.client import Client
 
 _KEY = "LEGO_API_KEY"
 _CATALOGUE = f"{commands.STATE}/models.json"
@@ -53,10 +54,11 @@ class Codex:
         attempts: int,
         llm_timeout_s: int,
         environment: Mapping[str, str],
+        client: Client,
         demonstration: Sequence[Mapping[str, Any]],
     ) -> None:
         self.max_turns = max_turns
-        self.demonstration = demonstration
+        self.client, self.demonstration = client, demonstration
         self._version, self._instructions, self._features = version, instructions, features
         self._max_context_tokens, self._compaction_tokens = max_context_tokens, compaction_tokens
         self._parallel_tool_calls, self._tool_output_tokens = parallel_tool_calls, tool_output_tokens
@@ -110,7 +112,7 @@ class Codex:
             top["model_catalog_json"] = _CATALOGUE
         if self._compaction_tokens is not None:
             top["model_auto_compact_token_limit"] = self._compaction_tokens
-        tables = {
+        tables: dict[str, dict[str, Any]] = {
             "model_providers.lego": {
                 "name": "lego",
                 "base_url": f"{endpoint.base_url}/v1",
@@ -120,7 +122,7 @@ class Codex:
                 "stream_max_retries": self._attempts - 1,
                 "stream_idle_timeout_ms": self._llm_timeout_s * 1000,
             },
-            "features": {name: False for name in _OFF} | dict(self._features),
+            "features": dict.fromkeys(_OFF, False) | dict(self._features),
             "analytics": {"enabled": False},
             "history": {"persistence": "none"},
             "skills": {"include_instructions": False},

@@ -13,6 +13,7 @@ from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError
 from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Mount, Task, Termination
 from engine.harness import commands, runtime
+from engine.harness.client import Client
 
 _KEY = "{api_key}"
 
@@ -33,9 +34,10 @@ class CommandHarness:
         exits: Mapping[str, commands.Ending],
         native_tool_calling: bool,
         max_turns: int,
+        client: Client,
         demonstration: Sequence[Mapping[str, Any]],
     ) -> None:
-        self.name, self.max_turns, self.demonstration = name, max_turns, demonstration
+        self.name, self.max_turns, self.client, self.demonstration = name, max_turns, client, demonstration
         self.native_tool_calling = native_tool_calling
         self._version, self._packages, self._argv = version, tuple(packages), tuple(argv)
         self._environment, self._files, self._search = environment, files, tuple(search)
@@ -75,10 +77,12 @@ class CommandHarness:
             task,
             [commands.filled(text, values) for text in self._argv],
             {name: commands.filled(text, values) for name, text in self._environment.items()},
-            {commands.filled(path, values): commands.filled(text, values).encode() for path, text in self._files.items()},
+            {
+                commands.filled(path, values): commands.filled(text, values).encode()
+                for path, text in self._files.items()
+            },
             [commands.filled(folder, values) for folder in self._search],
         )
 
     def judge(self, result: ExecResult, report: bytes | None) -> tuple[Termination, str]:  # noqa: ARG002
         return commands.judge(self.name, result, self._exits)
-

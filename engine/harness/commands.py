@@ -85,9 +85,7 @@ def launch(
     return Launch(command=(*start, *command), environment=given, cwd=task.workdir, files=written)
 
 
-def judge(
-    program: str, result: ExecResult, exits: Mapping[int, Ending], said: str = ""
-) -> tuple[Termination, str]:
+def judge(program: str, result: ExecResult, exits: Mapping[int, Ending], said: str = "") -> tuple[Termination, str]:
     """Termination and one line of reason, by the table `exits` of the program's exit codes.
 
     `said`: what the program printed of its end. Raises HarnessError for exit codes that are failures of `program`

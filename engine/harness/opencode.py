@@ -1,8 +1,8 @@
 """Adapter for OpenCode, unmodified: its own executable, `opencode run`, over OpenAI Chat Completions.
 
-Its whole configuration comes in one variable, so that nothing of the repository's changes it. OpenCode has no hard limit
-of turns: the proxy ends such trials, and its reason counts before what is made of the exit code here. It repeats a call
-that failed five times in 70 s, whatever is configured; refusals (400, 401) are never repeated.
+Its whole configuration comes in one variable, so that nothing of the repository's changes it. OpenCode has no hard
+limit of turns: the proxy ends such trials, and its reason counts before what is made of the exit code here. It repeats
+a call that failed five times in 70 s, whatever is configured; refusals (400, 401) are never repeated.
 """
 
 import json
@@ -13,6 +13,7 @@ from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError
 from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Mount, Task, Termination
 from engine.harness import commands, runtime
+from engine.harness.client import Client
 
 _RIPGREP = "1.18.0"
 """Version of the package that holds the `rg` which OpenCode's own search tools start."""
@@ -47,10 +48,11 @@ class OpenCode:
         command_timeout_s: int,
         llm_timeout_s: int,
         environment: Mapping[str, str],
+        client: Client,
         demonstration: Sequence[Mapping[str, Any]],
     ) -> None:
         self.max_turns = max_turns
-        self.demonstration = demonstration
+        self.client, self.demonstration = client, demonstration
         self._version, self._tools, self._system_prompt = version, tools, system_prompt
         self._max_output_tokens, self._max_context_tokens = max_output_tokens, max_context_tokens
         self._compaction, self._command_timeout_s, self._llm_timeout_s = compaction, command_timeout_s, llm_timeout_s

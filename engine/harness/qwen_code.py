@@ -12,6 +12,7 @@ from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError
 from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Mount, Task, Termination
 from engine.harness import commands, runtime
+from engine.harness.client import Client
 
 _NODE = "22.23.5"
 _EXIT_MAX_TURNS = 53
@@ -33,17 +34,17 @@ class QwenCode:
         system_prompt: str | None,
         bare: bool,
         excluded_tools: Sequence[str],
-        attempts: int,
         llm_timeout_s: int,
         environment: Mapping[str, str],
+        client: Client,
         demonstration: Sequence[Mapping[str, Any]],
     ) -> None:
         self.max_turns = max_turns
-        self.demonstration = demonstration
+        self.client, self.demonstration = client, demonstration
         self._version, self._system_prompt, self._bare = version, system_prompt, bare
         self._max_output_tokens, self._max_context_tokens = max_output_tokens, max_context_tokens
         self._compaction_share, self._excluded_tools = compaction_share, tuple(excluded_tools)
-        self._attempts, self._llm_timeout_s, self._environment = attempts, llm_timeout_s, environment
+        self._llm_timeout_s, self._environment = llm_timeout_s, environment
 
     @property
     def report_path(self) -> str:
@@ -84,7 +85,7 @@ class QwenCode:
     def _settings(self) -> dict[str, Any]:
         generation = {
             "timeout": self._llm_timeout_s * 1000,
-            "maxRetries": self._attempts - 1,
+            "maxRetries": 0,  # would be multiplied with the seven attempts, over 80 s, that nothing changes
             "contextWindowSize": self._max_context_tokens,
         }
         return {

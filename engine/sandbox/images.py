@@ -153,10 +153,12 @@ async def _build(spec: ImageSpec, target: Path, say: Say) -> None:
         # The folder becomes `/` of sandboxes whose user is not root: the umask must not close it.
         temporary.chmod(0o755)
         builder = _Builder(spec, temporary, log, say)
-        if spec.npm:
+        if spec.suite is not None:
+            await builder.root(spec.suite)
+        elif spec.npm:
             await builder.node_modules()
-        else:
-            await (builder.folder() if spec.suite is None else builder.root(spec.suite))
+        elif spec.pip:
+            await builder.folder()
         (temporary / ".complete").write_text(json.dumps(_description(spec), indent=1) + "\n")
         temporary.rename(target)
     except BaseException:
