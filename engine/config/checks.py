@@ -95,17 +95,16 @@ def _calls_can_be_read(config: Config) -> Iterator[ConfigError]:
             yield ConfigError(f"harnesses.{name}.native_tool_calling", True, problem, "set it to false")
 
 
-def _volatile_text_is_named(config: Config) -> Iterator[ConfigError]:
+def _patterns_can_be_read(config: Config) -> Iterator[ConfigError]:
     for name, harness in config["harnesses"].items():
-        for index, pattern in enumerate(_at(harness, "client.volatile") or ()):
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                key = f"harnesses.{name}.client.volatile[{index}]"
-                problem = f"is no regular expression: {error}"
-                yield ConfigError(
-                    key, pattern, problem, "give one of Python's `re`; a backslash takes a letter's sense"
-                )
+        for key in ("volatile", "side_calls"):
+            for index, pattern in enumerate(_at(harness, f"client.{key}") or ()):
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    full = f"harnesses.{name}.client.{key}[{index}]"
+                    way_out = "give one of Python's `re`; a backslash takes a letter's sense"
+                    yield ConfigError(full, pattern, f"is no regular expression: {error}", way_out)
 
 
 def _mini_batches_are_filled(config: Config) -> Iterator[ConfigError]:
@@ -186,7 +185,7 @@ RULES: tuple[Rule, ...] = (
     _budget_fits_context,
     _turn_fits_budget,
     _calls_can_be_read,
-    _volatile_text_is_named,
+    _patterns_can_be_read,
     _mini_batches_are_filled,
     _warm_start_has_tasks,
     _warm_start_has_demonstrations,

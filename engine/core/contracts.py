@@ -7,7 +7,7 @@ heavy work and takes the collaborators it needs; `stop` is idempotent and safe t
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from engine.core.errors import ConfigError
 from engine.core.records import (
@@ -127,11 +127,18 @@ class SandboxRuntime(Preparable, Protocol):
     async def stop(self) -> None: ...
 
 
+HoldBack = Literal["none", "tool_call", "turn"]
+"""What a client that asked for a stream gets only when the turn is whole: nothing; its tool calls; all of it."""
+
+
 class HarnessClient(Protocol):
     """How a harness behaves as a client of the model's API; the proxy reckons with it."""
 
     volatile: Sequence[str]
     """Regular expressions of text that it changes or moves between requests without meaning anything by it."""
+    side_calls: Sequence[str]
+    """Regular expressions: a request whose system messages hold one is no step of the task (titles, topics)."""
+    hold_back: HoldBack
 
 
 class Harness(Protocol):
@@ -179,6 +186,10 @@ class Probe(Protocol):
         ...
 
 
+TokenSink = Callable[[Sequence[int]], None]
+"""Takes more sampled ids of a generation that is running; called on the event loop."""
+
+
 class Inference(Preparable, Protocol):
     """A token-in, token-out engine."""
 
@@ -204,8 +215,12 @@ class Inference(Preparable, Protocol):
         stop_token_ids: Sequence[int],
         routed_start: int,
         session: str,
+        sink: TokenSink | None = None,
     ) -> Generation:
-        """Sample one continuation. `session` names the trial. Raises InferenceError."""
+        """Sample one continuation. `session` names the trial. Raises InferenceError.
+
+        `sink` is handed the sampled ids as they come, in order; together they are the ids of the Generation. After an
+        InferenceError what it was handed is void."""
         ...
 
     async def score(self, token_ids: "NDArray[np.int32]") -> "NDArray[np.float32]":

@@ -6,6 +6,7 @@ token and place alone, so a prompt that is sent again gets the same rows, as fro
 in a row is a retry and gets the same turn. It has no weights: it refuses to score.
 """
 
+import asyncio
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.contracts import Probe, Say
+from engine.core.contracts import Probe, Say, TokenSink
 from engine.core.errors import ConfigError, InferenceError
 from engine.core.records import Generation, ModelInfo
 from engine.inference.script import Script, Turn, read_script, turns_of
 
 _MEAN_SURPRISE = 0.4
 """Mean of -log p of a scripted token, in nats: that of a confident model."""
+_PIECE = 4
+"""Tokens that are handed over at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +121,7 @@ class ScriptedEngine:
         stop_token_ids: Sequence[int],
         routed_start: int,
         session: str,
+        sink: TokenSink | None = None,
     ) -> Generation:
         loaded = self._serving(prompt_ids, max_tokens, routed_start)
         index, cached = self._advance(session, prompt_ids)
@@ -131,6 +135,10 @@ class ScriptedEngine:
             ids.append(loaded.stop_token)
         whole = turn.stop and len(ids) <= max_tokens
         sampled = np.asarray(ids[:max_tokens], np.int32)
+        if sink is not None:
+            for start in range(0, len(sampled), _PIECE):
+                sink(sampled[start : start + _PIECE].tolist())
+                await asyncio.sleep(0)
         random = np.random.default_rng([self.seed, zlib.crc32(session.encode()), index])
         return Generation(
             token_ids=sampled,

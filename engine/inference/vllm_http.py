@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import orjson
 
-from engine.core.contracts import Say
+from engine.core.contracts import Say, TokenSink
 from engine.core.errors import ConfigError, InferenceError, RunError, WeightSyncError
 from engine.core.records import Generation, ModelInfo
 from engine.core.temporary import temporary_folder
@@ -30,6 +30,7 @@ from engine.inference.answers import generation, prompt_logprobs
 from engine.inference.gate import Gate
 from engine.inference.probe import WeightProbe
 from engine.inference.process import ServerProcess, port_taken
+from engine.inference.token_stream import whole_answer
 from engine.inference.vllm_folder import FOLDER, folder_problems, server_variables
 from engine.inference.vllm_plugin import BACKEND, LONGEST_S, PAUSE, read_pause
 from engine.inference.weight_file import Shapes, check_same, checkpoint_shapes
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 3
 """Tries of one request; only a connection that broke before any byte of the answer is tried again."""
+_GENERATE = "/inference/v1/generate"
+_JSON = {"content-type": "application/json"}
 _OWN_ARGUMENTS = (
     "model",
     "served-model-name",
@@ -237,6 +240,7 @@ class VllmServer:
         stop_token_ids: Sequence[int],
         routed_start: int,
         session: str,
+        sink: TokenSink | None = None,
     ) -> Generation:
         """As the contract says. Only `stop_token_ids` end a generation: the model's own EOS must be among them."""
         parameters = {
@@ -252,7 +256,7 @@ class VllmServer:
         }
         async with self._gate.sampling():
             model, version = self._serving(), self._version
-            answer = await self._sample(prompt_ids, parameters, session)
+            answer = await self._sample(prompt_ids, parameters, session, sink)
             return generation(answer, model, len(prompt_ids), routed_start, version)
 
     async def score(self, token_ids: "NDArray[np.int32]") -> "NDArray[np.float32]":
@@ -274,33 +278,62 @@ class VllmServer:
             raise InferenceError(f"vLLM was started again and has no weights of version {self._behind} yet")
         return self._model
 
-    async def _sample(self, ids: "NDArray[np.int32]", parameters: Mapping[str, Any], session: str) -> Mapping[str, Any]:
+    async def _sample(
+        self,
+        ids: "NDArray[np.int32]",
+        parameters: Mapping[str, Any],
+        session: str,
+        sink: TokenSink | None = None,
+    ) -> Mapping[str, Any]:
         """One request to the token endpoint. Raises InferenceError, with the server's own words where it has some."""
-        model = self._serving()
-        body = orjson.dumps(
-            {
-                "model": model.name,
-                "token_ids": ids.tolist(),
-                "sampling_params": parameters,
-                "cache_salt": f"v{self._version}",
-                "stream": False,
-            }
-        )
+        request: dict[str, Any] = {
+            "model": self._serving().name,
+            "token_ids": ids.tolist(),
+            "sampling_params": parameters,
+            "cache_salt": f"v{self._version}",
+            "stream": sink is not None,
+        }
+        if sink is not None:
+            request["stream_options"] = {"include_usage": True}
+        body = orjson.dumps(request)
+        began = False
+
+        def hand_over(new: Sequence[int]) -> None:
+            nonlocal began
+            began = True
+            if sink is not None:
+                sink(new)
+
         for attempt in range(_ATTEMPTS):
             self._serving()  # another process may have taken the place of the one that broke off
             try:
-                response = await self._post("/inference/v1/generate", body, self.request_timeout_s)
-                break
-            except httpx.TimeoutException as error:
+                return await self._answer(body, session, hand_over if sink is not None else None)
+            except (httpx.TimeoutException, TimeoutError) as error:
                 raise InferenceError(f"vLLM gave {session} no answer within {self.request_timeout_s:.0f} s") from error
             except httpx.TransportError as error:
                 await asyncio.sleep(0.2 * (attempt + 1))
-                if not self._alive() or attempt == _ATTEMPTS - 1:
+                if began or not self._alive() or attempt == _ATTEMPTS - 1:
                     raise InferenceError(f"{session} lost vLLM ({self._state()}): {error!r}") from error
-        if response.status_code != 200:
-            raise InferenceError(f"vLLM answered {session} with {response.status_code}: {_reason(response)}")
-        answer: Mapping[str, Any] = orjson.loads(response.content)
-        return answer
+        raise InferenceError(f"{session} lost vLLM ({self._state()})")
+
+    async def _answer(self, body: bytes, session: str, sink: TokenSink | None) -> Mapping[str, Any]:
+        """One attempt."""
+        if sink is None:
+            response = await self._post(_GENERATE, body, self.request_timeout_s)
+            _check_status(response, session)
+            answer: Mapping[str, Any] = orjson.loads(response.content)
+            return answer
+        if self._client is None:
+            raise InferenceError("vLLM is not running: start it first")
+        timeout = httpx.Timeout(self.request_timeout_s, connect=10.0, pool=None)
+        async with (
+            asyncio.timeout(self.request_timeout_s),
+            self._client.stream("POST", _GENERATE, content=body, headers=_JSON, timeout=timeout) as response,
+        ):
+            if response.status_code != 200:
+                await response.aread()
+            _check_status(response, session)
+            return await whole_answer(response.aiter_lines(), sink)
 
     # ---------------------------------------------------------------- weights
 
@@ -341,9 +374,8 @@ class VllmServer:
     async def _post(self, path: str, body: bytes, timeout_s: float) -> httpx.Response:
         if self._client is None:
             raise InferenceError("vLLM is not running: start it first")
-        headers = {"content-type": "application/json"}
         timeout = httpx.Timeout(timeout_s, connect=10.0, pool=None)
-        return await self._client.post(path, content=body, headers=headers, timeout=timeout)
+        return await self._client.post(path, content=body, headers=_JSON, timeout=timeout)
 
     def _alive(self) -> bool:
         return self._server is not None and self._server.alive
@@ -362,6 +394,11 @@ def _flag(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
     return [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+
+
+def _check_status(response: httpx.Response, session: str) -> None:
+    if response.status_code != 200:
+        raise InferenceError(f"vLLM answered {session} with {response.status_code}: {_reason(response)}")
 
 
 def _reason(response: httpx.Response) -> str:

@@ -72,6 +72,8 @@ class LlmProxy:
             inference=started.inference,
             threads=started.threads,
             conversation=Conversation(harness.client.volatile),
+            hold_back=harness.client.hold_back,
+            side_calls=harness.client.side_calls,
         )
         session = TrialSession(turns, started.server, port)
         started.sessions.add(session)

@@ -25,6 +25,9 @@ from engine.proxy.meaning import (
 )
 from engine.wire.messages import ChatRequest, Message
 
+SEEN = 8
+"""Spellings of messages that a place remembers: text that changes with each request must not fill the memory."""
+
 
 @dataclass(eq=False)
 class Place:
@@ -35,14 +38,19 @@ class Place:
     turns: "list[Turn]" = field(default_factory=list)
     """Calls made here, oldest first."""
     _steps: "dict[tuple[Any, ...], Place]" = field(default_factory=dict)
+    """By what the message means."""
+    _seen: "dict[tuple[Any, ...], Place]" = field(default_factory=dict)
+    """By its letters: the short way for what is repeated with each request."""
 
     def step(self, message: Message, answers: str, clean: Clean) -> "Place":
         """The place after a message that was not sampled here; `answers` names the call of a tool's result."""
         exact = (answers, *exact_key(message))
-        place = self._steps.get(exact)
+        place = self._seen.get(exact)
         if place is None:
             place = self._steps.setdefault(plain_key(message, answers, clean), Place(message))
-            self._steps[exact] = place
+            if len(self._seen) >= SEEN:
+                self._seen.clear()
+            self._seen[exact] = place
         return place
 
     def answered_by(self, message: Message, clean: Clean) -> "Turn | None":
@@ -69,6 +77,8 @@ class Turn:
     """Ids of tool calls that no harness can echo as they were."""
     broken: bool = False
     """The connection broke before the client had read the whole response."""
+    side: bool = False
+    """No step of the task: recorded and never trained."""
     continued: bool = False
     """A later request holds the answer in its history: it was delivered, whatever the connection did."""
     _echo: tuple[Any, ...] = ()
@@ -178,4 +188,12 @@ class Conversation:
 
     def policy_turns(self) -> Iterator[Turn]:
         """Turns whose tokens are trained, oldest first."""
+        return (turn for turn in self._answered() if not turn.side)
+
+    def side_turns(self) -> Iterator[Turn]:
+        """Turns that are no steps of the task, oldest first."""
+        return (turn for turn in self._answered() if turn.side)
+
+    def _answered(self) -> Iterator[Turn]:
+        """Turns whose answer nothing has replaced."""
         return (turn for turn in self.turns if turn.generation is not None and not turn.discarded)

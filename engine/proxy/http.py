@@ -1,9 +1,8 @@
 """The HTTP side: one application for all trials; the socket has already said whose request it is.
 
 Refused, in the words of the protocol that the client speaks: any other path (404) or method (405), another trial's key
-(401), a body over the limit (413), a body that is no request (400). An answer is written only once it is whole, so a
-failure of the engine is a 5xx before any byte and never an event stream that ends early. A response that did not reach
-its reader marks its turn as lost.
+(401), a body over the limit (413), a body that is no request (400). Until the first word of an answer is certain, a
+failure of the engine is a 5xx; what happens after it is `engine.proxy.answer`'s matter.
 """
 
 import asyncio
@@ -17,7 +16,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.proxy.answer import EVENTS, Answer, cancel, event_stream, gone
+from engine.proxy.answer import (
+    CLIENT_LEFT,
+    EVENTS,
+    FAULT,
+    OVER,
+    TRIAL_ENDED,
+    Asked,
+    LiveAnswer,
+    WholeAnswer,
+    cancel,
+    gone,
+)
+from engine.proxy.live import Live
 from engine.proxy.routes import ANSWERED, COUNTED, HELLO, MODELS, protocol_of
 from engine.proxy.session import TrialSession
 from engine.proxy.sockets import Connection
@@ -27,7 +38,6 @@ from engine.wire.protocol import CountingProtocol, Opening, WireProtocol
 
 CLIENT_GONE = 499
 """Status for the log alone: there is nobody to read it."""
-FAULT = Refusal("The proxy failed.", status=500, kind="server_error")
 
 _Handler = Callable[[Request], Awaitable[Response]]
 
@@ -87,23 +97,12 @@ async def _answer(protocol: WireProtocol, request: Request, body: bytes) -> Resp
     connection.on_broken = None  # A new request: the answer before it was read.
     call = session.begin(protocol.name, body)
     watch = asyncio.create_task(gone(request))
-    answer: Answer | None = None
+    asked = Asked(protocol=protocol, session=session, call=call, connection=connection, watch=watch)
+    answer: Response | None = None
     parsed: ChatRequest | None = None
     try:
         parsed = protocol.parse(body)
-        work = session.work(parsed, call)
-        try:
-            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not work.done():
-                await cancel(work)
-        if work.cancelled():
-            return _unanswered(protocol, call, client_gone=watch.done())
-        completion = work.result()
-        whole = orjson.dumps(protocol.response(completion))
-        call.response = whole.decode()
-        events = event_stream(protocol, completion, parsed) if parsed.stream else None
-        answer = Answer(whole, events, call, connection, watch)
+        answer = await _begun(asked, parsed)
     except ContextOverflow as full:
         refusal = protocol.context_overflow(full.limit, full.asked)
         session.refused(call, refusal)
@@ -119,15 +118,33 @@ async def _answer(protocol: WireProtocol, request: Request, body: bytes) -> Resp
     finally:
         if answer is None:
             await cancel(watch)
-    return answer
+    return answer or _unanswered(protocol, call, client_gone=watch.done() and not watch.cancelled())
+
+
+async def _begun(asked: Asked, request: ChatRequest) -> Response | None:
+    """The answer, whole or begun; None where none will come."""
+    live = Live()
+    work = asked.session.work(request, asked.call, live if request.stream else None)
+    live.wake_when_done(work)
+    live.wake_when_done(asked.watch)
+    handed_over = False
+    try:
+        await live.changed()
+        if live.opening is not None and not work.done() and not asked.watch.done():
+            handed_over = True
+            return LiveAnswer(asked, request, live, work)
+    finally:
+        if not work.done() and not handed_over:
+            await cancel(work)
+    return None if work.cancelled() else WholeAnswer(asked, work.result(), request)
 
 
 def _unanswered(protocol: WireProtocol, call: Call, *, client_gone: bool) -> Response:
     if client_gone:
-        call.error = "the client went away before the answer was there"
+        call.error = CLIENT_LEFT
         return Response(status_code=CLIENT_GONE)
-    call.error = "the trial ended before the answer was there"
-    return _refuse(protocol, Refusal("This trial is over.", status=503, kind="server_error"))
+    call.error = TRIAL_ENDED
+    return _refuse(protocol, OVER)
 
 
 def _counts(protocol: CountingProtocol, max_body: int) -> _Handler:

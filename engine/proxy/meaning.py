@@ -127,6 +127,12 @@ def says_nothing(message: Message, clean: Clean) -> bool:
     return beside and not clean(message.text).strip()
 
 
+def is_side_call(messages: Sequence[Message], patterns: Sequence[str]) -> bool:
+    """Whether a system message says so; no text of the task or of its tools can."""
+    said = [message.text for message in messages if message.role == "system"] if patterns else []
+    return any(re.search(pattern, text) for text in said for pattern in patterns)
+
+
 def call_places(message: Message) -> dict[str, str]:
     """Id of each call → its place among them: what a result answers, whatever the harness calls the call."""
     return {call.id: str(index) for index, call in enumerate(message.tool_calls)}

@@ -20,7 +20,8 @@ def segments(conversation: Conversation) -> tuple[Segment, ...]:
     """All paths to turns that no policy turn continues, in the order in which these turns were sampled."""
     turns = list(conversation.policy_turns())
     continued = {id(turn.parent) for turn in turns}
-    owned: set[int] = set()
+    owned = {id(turn) for turn in conversation.side_turns()}
+    """Turns that are no targets of the next segment: trained in one before it, or never."""
     built = []
     for leaf in turns:
         if id(leaf) in continued:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from engine.core.errors import AlignmentError
 from engine.core.records import Endpoint, Exchange, ExchangeKind, Generation, Segment, Termination
+from engine.proxy.live import Live
 from engine.proxy.segments import routed_start, segments
 from engine.proxy.sockets import ServedSocket, SocketServer
 from engine.proxy.turn import Call, Turns
@@ -79,10 +80,10 @@ class TrialSession:
         self._calls.append(call)
         return call
 
-    def work(self, request: ChatRequest, call: Call) -> "asyncio.Task[Completion]":
+    def work(self, request: ChatRequest, call: Call, live: Live | None) -> "asyncio.Task[Completion]":
         """Answer a request in a task that `close` can cancel. Raises Refusal when the trial is over."""
         self.check_open()
-        task = asyncio.create_task(self.turns.answer(request, call))
+        task = asyncio.create_task(self.turns.answer(request, call, live))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
         return task
@@ -132,6 +133,8 @@ def _exchange(call: Call) -> Exchange:
     kind: ExchangeKind = "policy"
     if turn is None or turn.generation is None or turn.discarded:
         kind = "discarded"
+    elif turn.side:
+        kind = "side"
     nothing: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
     return Exchange(
         id=call.id,

@@ -24,6 +24,8 @@ class Connection:
 
     on_broken: Callable[[], None] | None = None
     """Called when it ends by a reset, not by the client's orderly close."""
+    break_off: Callable[[], None] = lambda: None
+    """Ends it once what was written is sent; a response that has no end yet never gets one."""
 
 
 class SocketServer:
@@ -56,11 +58,12 @@ class SocketServer:
         loop = asyncio.get_running_loop()
 
         def connect() -> asyncio.Protocol:
-            own = state | {"connection": Connection()}
-            protocol: asyncio.Protocol = self._protocol(
-                config=self._config, server_state=shared, app_state=own, _loop=loop
-            )
-            return protocol
+            connection = Connection()
+            own = state | {"connection": connection}
+            protocol: Any = self._protocol(config=self._config, server_state=shared, app_state=own, _loop=loop)
+            connection.break_off = lambda: protocol.transport.close()
+            made: asyncio.Protocol = protocol
+            return made
 
         return ServedSocket(await loop.create_server(connect, sock=listener), shared)
 

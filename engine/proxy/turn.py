@@ -8,22 +8,25 @@ refused with the protocol's error that clients do not retry, and the trial's ter
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.contracts import Inference
+from engine.core.contracts import HoldBack, Inference, TokenSink
 from engine.core.errors import InferenceError
 from engine.core.records import Generation, Termination, Trial
 from engine.proxy.conversation import Conversation, Place, Spot, Turn
-from engine.proxy.meaning import can_echo
+from engine.proxy.live import Live, Teller
+from engine.proxy.meaning import can_echo, is_side_call
 from engine.proxy.segments import routed_start
 from engine.tokens import CannotRender, ParsedTurn, Renderer
 from engine.wire.messages import ChatRequest, Completion, FinishReason, Message, Refusal, TokenLogprob, ToolCall, Usage
+from engine.wire.protocol import Opening
 
 Result = TypeVar("Result")
 
@@ -84,8 +87,13 @@ class Turns:
     inference: Inference
     threads: Executor
     conversation: Conversation = field(default_factory=Conversation)
+    hold_back: HoldBack = "turn"
+    side_calls: Sequence[str] = ()
     _running: int = 0
+    """Steps of the task that are being answered."""
     _engine_calls: int = 0
+    _task_calls: int = 0
+    """Of them, those that were steps of the task."""
     _response_tokens: int = 0
     _ended: Termination | None = None
     """A limit that no later call can undo."""
@@ -102,22 +110,26 @@ class Turns:
             return self._ended
         return Termination.CONTEXT_OVERFLOW if self._overflow else None
 
-    async def answer(self, request: ChatRequest, call: Call) -> Completion:
-        """Answer one request. Raises Refusal, ContextOverflow."""
+    async def answer(self, request: ChatRequest, call: Call, live: Live | None = None) -> Completion:
+        """Answer one request; `live` is told of the answer while it is sampled, as far as nothing is held back.
+
+        Raises Refusal, ContextOverflow."""
         self._check_model(request)
         spot = self.conversation.find(request)
-        self._admit()
-        self._running += 1
+        side = is_side_call(request.messages, self.side_calls)
+        self._admit(side)
+        self._running += not side
         try:
-            turn = await self._open(spot, request, call)
-            generation = await self._sample(turn, request, call)
+            turn = await self._open(spot, request, call, side)
+            teller = None if live is None else self._teller(live, turn, request, call)
+            generation = await self._sample(turn, request, call, None if teller is None else teller.tokens)
             parsed = await self._run_threaded(
                 len(generation.token_ids), self.renderer.parse, turn.new_ids, generation.token_ids, request.tools
             )
-            self._settle(turn, generation, parsed, request)
+            self._settle(turn, generation, parsed if teller is None else teller.finish(parsed), request)
         finally:
-            self._running -= 1
-        return self._completion(turn, generation, request)
+            self._running -= not side
+        return self._completion(turn, generation, request, int(call.started_s))
 
     async def count(self, request: ChatRequest) -> int:
         """Tokens of the prompt that this request would have; samples nothing. Raises Refusal."""
@@ -132,7 +144,11 @@ class Turns:
 
     # ------------------------------------------------------------ admission
 
-    def _admit(self) -> None:
+    def _admit(self, side: bool) -> None:
+        if side:
+            if sum(1 for _ in self.conversation.side_turns()) >= self.limits.max_turns:
+                raise Refusal(f"This trial may make {self.limits.max_turns} side calls.", code="max_turns_reached")
+            return
         if self._ended is None:
             answered = sum(not turn.lost for turn in self.conversation.policy_turns())
             if answered + self._running >= self.limits.max_turns:
@@ -159,24 +175,28 @@ class Turns:
         """How many tokens may be sampled; refuses when there is none."""
         limits = self.limits
         asked = turn.prompt_length
-        if self._engine_calls == 0 and asked > limits.max_prompt_tokens:
-            self._overflow = True
-            raise ContextOverflow(limits.max_prompt_tokens, asked)
-        if asked >= limits.max_context:
-            self._overflow = True
-            raise ContextOverflow(limits.max_context, asked)
-        appended = 0 if turn.parent is None else len(turn.new_ids)
-        budget = limits.max_response_tokens - self._response_tokens - appended
-        if budget < 1:
-            self._refuse_budget()
-        room = min(limits.max_tokens_per_turn, limits.max_context - asked, budget)
+        first = self._task_calls == 0 and not turn.side
+        for limit, fits in (
+            (limits.max_prompt_tokens, not first or asked <= limits.max_prompt_tokens),
+            (limits.max_context, asked < limits.max_context),
+        ):
+            if not fits:
+                self._overflow = self._overflow or not turn.side
+                raise ContextOverflow(limit, asked)
+        room = min(limits.max_tokens_per_turn, limits.max_context - asked)
+        if not turn.side:
+            appended = 0 if turn.parent is None else len(turn.new_ids)
+            budget = limits.max_response_tokens - self._response_tokens - appended
+            if budget < 1:
+                self._refuse_budget()
+            room = min(room, budget)
         return room if request.max_tokens is None else min(room, request.max_tokens)
 
     # ------------------------------------------------------------ prompt
 
-    async def _open(self, spot: Spot, request: ChatRequest, call: Call) -> Turn:
+    async def _open(self, spot: Spot, request: ChatRequest, call: Call, side: bool) -> Turn:
         parent, ids = await self._prompt(spot, request)
-        turn = Turn(id=call.id, place=spot.place, parent=parent, new_ids=ids)
+        turn = Turn(id=call.id, place=spot.place, parent=parent, new_ids=ids, side=side)
         self.conversation.add(turn)
         call.turn = turn
         return turn
@@ -205,10 +225,22 @@ class Turns:
 
     # ------------------------------------------------------------ engine
 
-    async def _sample(self, turn: Turn, request: ChatRequest, call: Call) -> Generation:
+    def _teller(self, live: Live, turn: Turn, request: ChatRequest, call: Call) -> Teller | None:
+        """None: this turn is told when it is whole."""
+        if self.hold_back == "turn":
+            return None
+        follower = self.renderer.follow(turn.new_ids, request.tools, calls=self.hold_back == "none")
+        if follower is None:
+            return None
+        usage = Usage(prompt_tokens=turn.prompt_length, completion_tokens=0, cached_tokens=0)
+        opening = Opening(id=turn.id, created=int(call.started_s), model=self.model, usage=usage)
+        return Teller(live, follower, opening, partial(self._call_id, turn))
+
+    async def _sample(self, turn: Turn, request: ChatRequest, call: Call, sink: TokenSink | None) -> Generation:
         room = self._room(turn, request)
         seed = self.trial.seed + self._engine_calls
         self._engine_calls += 1
+        self._task_calls += not turn.side
         begun = time.monotonic()
         call.queued_s = begun - call.begun
         try:
@@ -221,6 +253,7 @@ class Turns:
                 stop_token_ids=self.renderer.stop_token_ids,
                 routed_start=routed_start(turn.parent),
                 session=str(self.trial.key),
+                sink=sink,
             )
         except InferenceError as failure:
             self._failed.add(turn.place)
@@ -245,9 +278,11 @@ class Turns:
         )
         turn.reply = Message(role="assistant", text=parsed.content, reasoning=parsed.reasoning, tool_calls=calls)
         turn.generation = generation
+        self._failed.discard(turn.place)
+        if turn.side:
+            return
         appended = 0 if turn.parent is None else len(turn.new_ids)
         self._response_tokens += appended + len(generation.token_ids)
-        self._failed.discard(turn.place)
         self._overflow = False
 
     def _call_id(self, turn: Turn, index: int) -> str:
@@ -255,7 +290,7 @@ class Turns:
         text = f"{self.trial.key}/{self.trial.seed}/{turn.id}/{index}"
         return "call_" + hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
-    def _completion(self, turn: Turn, generation: Generation, request: ChatRequest) -> Completion:
+    def _completion(self, turn: Turn, generation: Generation, request: ChatRequest, created: int) -> Completion:
         reply = turn.reply
         if reply is None:
             raise ValueError(f"turn {turn.id} has no reply")
@@ -269,7 +304,7 @@ class Turns:
             logprobs = [TokenLogprob(text=text, logprob=value) for text, value in pairs]
         return Completion(
             id=turn.id,
-            created=int(time.time()),
+            created=created,
             model=self.model,
             message=reply,
             finish_reason=finish,

@@ -11,21 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.tokens.extension import extension
+from engine.tokens.follow import Marks, TurnFollower
 from engine.tokens.parsing import to_turn, without
-from engine.tokens.renderer import CannotRender, Chat, ParsedTurn, Tools
+from engine.tokens.renderer import CannotRender, Chat, Follower, ParsedTurn, Tools
 from engine.tokens.tokenizer import CheckpointTokenizer
 
 
 class BackedRenderer:
     """One renderer of the package `renderers` behind the `Renderer` protocol."""
 
-    def __init__(self, name: str, inner: Any, tokenizer: CheckpointTokenizer) -> None:
+    def __init__(self, name: str, inner: Any, tokenizer: CheckpointTokenizer, *, followed: bool) -> None:
+        """`followed`: its turns have the form that `engine.tokens.follow` reads while they are sampled."""
         self.name = name
         self.stop_token_ids = tuple(int(token) for token in inner.get_stop_token_ids())
         self._inner = inner
         self._tokenizer = tokenizer
         self._clean = without(tokenizer.special_texts)
         self._think_end = tokenizer.convert_tokens_to_ids("</think>")
+        self._marks = Marks(tokenizer, self._clean) if followed and tokenizer.byte_level else None
 
     def render(self, messages: Chat, tools: Tools) -> NDArray[np.int32]:
         return _array(self._ids(messages, tools))
@@ -63,6 +66,16 @@ class BackedRenderer:
         except Exception:
             # A sampled turn can be anything (arguments nested a thousand deep); no parser of it may end a trial.
             return ParsedTurn(content=self._clean(self._tokenizer.decode(ids)), reasoning="", calls=())
+
+    def follow(self, prompt: NDArray[np.int32], tools: Tools, *, calls: bool) -> Follower | None:
+        from renderers.reasoning import prompt_ends_in_reasoning
+
+        if self._marks is None:
+            return None
+        thinking = prompt_ends_in_reasoning(self._tokenizer, prompt.tolist(), stop_ids=frozenset(self.stop_token_ids))
+        return TurnFollower(
+            self._marks, lambda ids: self.parse(prompt, _array(list(ids)), tools), thinking=thinking, calls=calls
+        )
 
     def _parse(self, prompt: list[int], ids: list[int], tools: Tools) -> ParsedTurn:
         parsed = self._inner.parse_response(ids, tools=list(tools) or None, prompt_ids=prompt)

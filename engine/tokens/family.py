@@ -10,6 +10,9 @@ from engine.core.errors import ConfigError
 from engine.tokens.backed import BackedRenderer
 from engine.tokens.tokenizer import CheckpointTokenizer
 
+_FOLLOWED = ("qwen3", "qwen3.5", "qwen3.6")
+"""Families whose marks are tokens of their own and whose text precedes the calls: what `engine.tokens.follow` reads."""
+
 
 def family_renderer(name: str, thinking: bool, tokenizer: CheckpointTokenizer) -> BackedRenderer:
     """The renderer of the family `name`. Raises ConfigError when there is none, or it does not fit the tokenizer."""
@@ -30,4 +33,4 @@ def family_renderer(name: str, thinking: bool, tokenizer: CheckpointTokenizer) -
     except (AssertionError, ValueError) as problem:
         way_out = "use the renderer of the model's own family"
         raise ConfigError("model.renderer", name, f"does not fit the tokenizer: {problem}", way_out) from None
-    return BackedRenderer(name, inner, tokenizer)
+    return BackedRenderer(name, inner, tokenizer, followed=name in _FOLLOWED)

@@ -30,7 +30,8 @@ def to_turn(
         else:
             calls.append(call)
     text = "\n".join(part for part in (parsed.content, *left_over) if part)
-    return ParsedTurn(content=clean(text), reasoning=clean(parsed.reasoning_content or ""), calls=tuple(calls))
+    reasoning = clean(parsed.reasoning_content or "").strip()
+    return ParsedTurn(content=clean(text).strip(), reasoning=reasoning, calls=tuple(calls))
 
 
 def _call(attempt: Any) -> ParsedCall | None:

@@ -6,7 +6,7 @@ A format that cannot promise this for given messages returns None, and the calle
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,26 @@ class ParsedTurn:
     calls: tuple[ParsedCall, ...]
 
 
+@dataclass(frozen=True)
+class Piece:
+    """More of a turn's reasoning or text."""
+
+    kind: Literal["reasoning", "content"]
+    text: str
+
+
+class Follower(Protocol):
+    """Reads one turn while it is being sampled."""
+
+    def feed(self, ids: Sequence[int]) -> Sequence[Piece | ParsedCall]:
+        """More sampled ids; what has become certain by them, in order."""
+        ...
+
+    def finish(self, turn: ParsedTurn) -> tuple[ParsedTurn, Sequence[Piece | ParsedCall]]:
+        """The turn, parsed when it was whole: as it was told, and what of that was not told yet."""
+        ...
+
+
 class Renderer(Protocol):
     """Messages ↔ token ids of one model family."""
 
@@ -61,6 +81,12 @@ class Renderer(Protocol):
 
     def parse(self, prompt: NDArray[np.int32], sampled: NDArray[np.int32], tools: Tools) -> ParsedTurn:
         """The message in a sampled turn; never raises: what cannot be parsed is content. `prompt` as for `extend`."""
+        ...
+
+    def follow(self, prompt: NDArray[np.int32], tools: Tools, *, calls: bool) -> Follower | None:
+        """A reader of the turn that answers `prompt` (as for `extend`); `calls`: it tells calls before the turn's end.
+
+        None: in this family's format nothing is certain before the turn is whole."""
         ...
 
     def token_texts(self, ids: NDArray[np.int32]) -> list[str]:

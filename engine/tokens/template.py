@@ -47,7 +47,7 @@ def template_renderer(tool_parser: str | None, thinking: bool, tokenizer: Checkp
         inner = create_renderer(full, DefaultRendererConfig(tool_parser=tool_parser, enable_thinking=thinking))
     except (ValueError, KeyError) as problem:
         raise ConfigError("model.renderer", f"template:{tool_parser}", str(problem), "name a known parser") from None
-    renderer = (BackedRenderer if tool_parser else _PlainText)("template", inner, tokenizer)
+    renderer = (BackedRenderer if tool_parser else _PlainText)("template", inner, tokenizer, followed=not tool_parser)
     for name, new in _PROBES.items():
         if renderer.proved_tail(new, (_PROBE_TOOL,)) is None:
             fault = f"the chat template is not prefix-exact: appending {name} changes what stands before it"

@@ -48,6 +48,16 @@ class CheckpointTokenizer:
         added = self.backend.get_added_tokens_decoder().values()
         return tuple(token.content for token in added if token.special)
 
+    @cached_property
+    def added_ids(self) -> frozenset[int]:
+        """Tokens that stand for a text of their own: control tokens and the marks of a message's format."""
+        return frozenset(self.backend.get_added_tokens_decoder())
+
+    @property
+    def byte_level(self) -> bool:
+        """Whether texts of neighbouring tokens, put together, are the text of both."""
+        return type(self.backend.decoder).__name__ == "ByteLevel"
+
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
 

@@ -81,6 +81,16 @@ def text_of(model: ModelInfo, result: Generation) -> str:
     return decoded
 
 
+async def test_tokens_are_handed_over_in_order_as_they_come(model: ModelInfo) -> None:
+    engine = await started(model)
+    portions: list[list[int]] = []
+    result = await ask(engine, prompt_of(30), sink=lambda ids: portions.append(list(ids)))
+    assert [token for portion in portions for token in portion] == result.token_ids.tolist()
+    assert len(portions) > 1
+    cut = await ask(engine, prompt_of(30), sink=portions.append, max_tokens=3)
+    assert portions[-1] == cut.token_ids.tolist() and len(cut.token_ids) == 3
+
+
 async def test_the_turns_are_played_in_order_then_the_final_text(model: ModelInfo) -> None:
     engine = await started(model)
     first, second, third, fourth = [await ask(engine, prompt_of(20 + n)) for n in range(4)]

@@ -177,6 +177,26 @@ async def test_routing_is_that_of_transformers_also_from_the_prefix_cache_and_fr
         assert tail.routed_start == start and (tail.routed_experts == expected[start:]).all()
 
 
+async def test_a_streamed_generation_is_the_unstreamed_one(vllm: VllmServer) -> None:
+    """Ids, log-probabilities, routing and counts; the ids as they come."""
+    prompt = prompt_of(200, seed=11)
+    await sample(vllm, prompt)
+    whole = await sample(vllm, prompt, routed_start=137)
+    portions: list[list[int]] = []
+    streamed = await sample(vllm, prompt, routed_start=137, sink=lambda ids: portions.append(list(ids)))
+    assert (
+        [token for portion in portions for token in portion] == streamed.token_ids.tolist() == whole.token_ids.tolist()
+    )
+    assert len(portions) > 12, "they come while it is sampled"
+    assert np.abs(streamed.logprobs - whole.logprobs).max() <= 1e-5
+    assert streamed.routed_experts is not None and (streamed.routed_experts == whole.routed_experts).all()
+    assert (streamed.finish_reason, streamed.cached_tokens) == (whole.finish_reason, whole.cached_tokens)
+    stop = int(whole.token_ids[5])
+    stopped = await sample(vllm, prompt, stop_token_ids=[stop], sink=portions.append)
+    assert stopped.finish_reason == "stop" and stopped.token_ids[-1] == stop
+    assert stopped.routed_experts is not None and len(stopped.routed_experts) == 200 + len(stopped.token_ids) - 1
+
+
 async def test_the_stop_token_is_kept_and_other_special_tokens_do_not_stop(vllm: VllmServer) -> None:
     prompt = prompt_of(40)
     free = await sample(vllm, prompt, temperature=1.0, top_p=1.0, stop_token_ids=[])

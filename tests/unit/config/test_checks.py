@@ -47,10 +47,12 @@ CASES = {
         ],
     ),
     "volatile text": (
-        {"harnesses": {"a": {"client": {"volatile": ["fine", "(open"]}}, "b": {}}},
+        {"harnesses": {"a": {"client": {"volatile": ["fine", "(open"], "side_calls": ["*"]}}, "b": {}}},
         [
             "harnesses.a.client.volatile[1]='(open': is no regular expression: missing ), unterminated subpattern at "
-            "position 0; give one of Python's `re`; a backslash takes a letter's sense"
+            "position 0; give one of Python's `re`; a backslash takes a letter's sense",
+            "harnesses.a.client.side_calls[0]='*': is no regular expression: nothing to repeat at position 0; give one "
+            "of Python's `re`; a backslash takes a letter's sense",
         ],
     ),
     "nucleus": (

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from engine.core.contracts import TokenSink
 from engine.core.errors import AlignmentError, InferenceError, RunError, WeightSyncError
 from engine.core.records import Generation, ModelInfo
 from engine.inference.probe import WeightProbe
@@ -73,7 +74,7 @@ class Fake:
         """As the kernel does to a server that takes too much memory; its supervisor lives."""
         os.kill(self.child(), signal.SIGKILL)
 
-    async def sample(self) -> Generation:
+    async def sample(self, sink: TokenSink | None = None) -> Generation:
         return await self.engine.generate(
             PROMPT,
             max_tokens=2,
@@ -83,6 +84,7 @@ class Fake:
             stop_token_ids=(9,),
             routed_start=2,
             session="trial-1",
+            sink=sink,
         )
 
 
@@ -179,6 +181,37 @@ async def test_no_answer_in_time_and_a_refusal_are_not_tried_again(fake: Callabl
             await server.sample()
         await server.sample()
         assert [path for path, _ in server.calls()].count(GENERATE) == 3
+
+
+async def test_tokens_are_handed_over_as_they_come(fake: Callable[..., Any]) -> None:
+    async with fake(behaviours={GENERATE: ["ok", "drop", "ok"]}) as server:
+        for _ in range(2):
+            taken: list[int] = []
+            result = await server.sample(taken.extend)
+            assert taken == result.token_ids.tolist() == [4, 5]
+            assert result.logprobs.tolist() == [-1, -1] and result.finish_reason == "length"
+        assert (await server.sample()).token_ids.tolist() == [4, 5]
+        asked = [body["stream"] for path, body in server.calls() if path == GENERATE]
+        assert asked == [True, True, True, False], "before the first token a lost connection is tried again"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "told"),
+    [
+        ("cut", r"trial-1 lost vLLM \(running\)"),
+        ("short", "stream ended before the generation did"),
+        ("error", "vLLM gave up a generation: the engine broke"),
+        ([503, {"error": {"message": "too busy"}}], "vLLM answered trial-1 with 503: too busy"),
+    ],
+)
+async def test_a_stream_that_is_not_whole_is_a_failure(fake: Callable[..., Any], behaviour: Any, told: str) -> None:
+    """And is never tried again once a token was handed over."""
+    async with fake(behaviours={GENERATE: [behaviour, "ok"]}) as server:
+        taken: list[int] = []
+        with pytest.raises(InferenceError, match=told):
+            await server.sample(taken.extend)
+        assert taken == ([4] if isinstance(behaviour, str) else [])
+        assert (await server.sample(taken.extend)).token_ids.tolist() == [4, 5]
 
 
 async def test_a_sparse_model_without_routing_stops_the_run(fake: Callable[..., Any]) -> None:

@@ -50,6 +50,9 @@ class Letters:
         call = ParsedCall(name="terminal", arguments=raw, well_formed=well_formed)
         return ParsedTurn(content=text, reasoning="", calls=(call,))
 
+    def follow(self, prompt: Any, tools: Any, *, calls: bool) -> None:
+        """Its turns are told when they are whole."""
+
     def token_texts(self, ids: NDArray[np.int32]) -> list[str]:
         return [chr(token) for token in ids.tolist()]
 

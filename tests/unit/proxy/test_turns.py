@@ -59,6 +59,7 @@ def client(
     moe: bool = True,
     renderer: Letters | None = None,
     volatile: tuple[str, ...] = (),
+    side_calls: tuple[str, ...] = (),
     **limits: int,
 ) -> Client:
     engine = ScriptedEngine(encode=encode, script=script, stop=CLOSE, moe=moe)
@@ -70,6 +71,7 @@ def client(
         inference=engine,  # type: ignore[arg-type]
         threads=ThreadPoolExecutor(1),
         conversation=Conversation(volatile),
+        side_calls=side_calls,
     )
     return Client(turns, engine)
 
@@ -270,6 +272,56 @@ async def test_where_the_format_cannot_go_on_a_segment_opens() -> None:
     await c.ask(SYSTEM, TASK, one, TASK)
     assert [segment.exchanges for segment in c.segments] == [("x0",), ("x1",)]
     assert c.texts == ["one", "two"]
+
+
+TITLE = Message(role="system", text="You are a title generator.")
+
+
+async def test_a_side_call_is_recorded_and_no_part_of_the_task() -> None:
+    """Neither its tokens nor its size: not trained, no turn, no budget, no first prompt."""
+    c = client(
+        ["a title", "one", "another", "two"],
+        side_calls=("title generator",),
+        max_turns=2,
+        max_response_tokens=12,
+        max_prompt_tokens=20,
+    )
+    title = await c.ask(TITLE, replace(TASK, text="x" * 40))
+    one = await c.ask(SYSTEM, TASK)
+    await c.ask(TITLE, replace(TASK, text="x" * 40), title, TASK)
+    await refused(c.ask(TITLE, TASK))
+    await c.ask(SYSTEM, TASK, one, replace(TASK, text="o"))
+    assert c.texts == ["onetwo"] and c.turns.termination is None
+    assert [turn.side for turn in c.turns.conversation.turns] == [True, False, True, False]
+    with pytest.raises(Refusal):
+        await c.ask(SYSTEM, TASK)
+    assert c.turns.termination is Termination.MAX_TURNS
+
+
+async def test_a_side_call_that_does_not_fit_ends_nothing() -> None:
+    c = client(["one"], side_calls=("title generator",), max_context=40)
+    with pytest.raises(ContextOverflow):
+        await c.ask(TITLE, replace(TASK, text="x" * 40))
+    assert c.turns.termination is None
+
+
+async def test_what_was_said_in_a_side_call_is_context_where_the_task_goes_on_from_it() -> None:
+    c = client(["a title", "one"], side_calls=("title generator$",))
+    system = replace(TITLE, text="You are a title generator")
+    title = await c.ask(system, TASK)
+    await c.ask(system, TASK, title, TASK)
+    assert c.segments == ()
+    c.turns.side_calls = ()
+    await c.ask(system, TASK, title, replace(TASK, text="go on"))
+    (segment,) = c.segments
+    assert segment.exchanges == ("x0", "x2") and c.texts == ["done"]
+    check_routing(segment)
+
+
+async def test_no_text_of_the_task_makes_a_side_call() -> None:
+    c = client(["one"], side_calls=("title generator",))
+    await c.ask(SYSTEM, replace(TASK, text=TITLE.text))
+    assert c.texts == ["one"]
 
 
 # ---------------------------------------------------------------- limits and failures
