@@ -142,6 +142,35 @@ async def test_the_scripted_fix_earns_1_in_one_segment_of_the_scripted_ids(
     _nothing_leaked(case, trajectory.exchanges[-1].request)
 
 
+@pytest.mark.slow
+async def test_thirty_turns_with_parallel_calls_and_stray_ones_are_one_segment(
+    case: Case, model: TinyQwen3Moe, runtime: BubblewrapRuntime, tmp_path: Path
+) -> None:
+    """Also calls whose arguments the harness changes, and text that it might trim."""
+    two = {"text": "Two. ", "calls": [call for name in "ab" for call in case.turn(f"echo {name}")["calls"]]}
+    odd = case.turn("printf '%s\\n' 'é\u2028 {\"a\": 5000.0}'  ", "  Odd\n\n")
+    odd["calls"][0]["arguments"] = dict(reversed(odd["calls"][0]["arguments"].items()))
+    said = [
+        two,
+        odd,
+        case.turn("ls nowhere"),
+        two,
+        *(case.turn(f"echo {n}", "So. ") for n in range(24)),
+        case.turn(FIX),
+    ]
+    harness = case.make()
+    harness.max_turns = 40
+    scored = await _trial(harness, [*said, DONE], model, runtime, tmp_path)
+    trajectory = scored.trajectory
+    assert trajectory.termination is Termination.AGENT_COMPLETED, trajectory.reason
+    assert [exchange.kind for exchange in trajectory.exchanges] == ["policy"] * 30
+    assert len(trajectory.segments) == 1
+    (segment,) = trajectory.segments
+    assert segment.token_ids[segment.target].tolist() == script_ids(model, [*said, DONE])
+    assert scored.verdict is not None
+    assert scored.verdict.reward == 1.0, scored.verdict.evidence
+
+
 async def test_what_a_warm_start_would_learn_is_a_repair_that_earns_1(
     case: Case, model: TinyQwen3Moe, runtime: BubblewrapRuntime, tmp_path: Path
 ) -> None:
