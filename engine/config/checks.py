@@ -94,9 +94,12 @@ def _turn_fits_budget(config: Config) -> Iterator[ConfigError]:
 def _calls_can_be_read(config: Config) -> Iterator[ConfigError]:
     if _at(config, "model.renderer") != "template":
         return
+    problem = "model.renderer=template shows the model no tools and reads no calls in its answers"
     for name, harness in config["harnesses"].items():
-        if _at(harness, "native_tool_calling"):
-            problem = "model.renderer=template shows the model no tools and reads no calls in its answers"
+        if "native_tool_calling" not in harness:
+            way_out = "choose harness=mini_swe_agent with native_tool_calling=false, which works in plain text"
+            yield ConfigError(f"harnesses.{name}._target_", _at(harness, "_target_"), problem, way_out)
+        elif harness["native_tool_calling"]:
             yield ConfigError(f"harnesses.{name}.native_tool_calling", True, problem, "set it to false")
 
 
@@ -134,6 +137,25 @@ def _warm_start_has_tasks(config: Config) -> Iterator[ConfigError]:
         problem = f"has no tasks for the warm start of model.name={_at(config, 'model.name')!r}"
         way_out = "set model=tiny_qwen3_moe, whose weights are random, or take warm-start tasks from tasks=laptop"
         yield ConfigError("tasks", pool, problem, way_out)
+
+
+def _warm_start_has_demonstrations(config: Config) -> Iterator[ConfigError]:
+    """Nobody but the configuration knows how a policy speaks to a harness."""
+    warm = _at(config, "model._target_") == "engine.train.warm_start.WarmStarted"
+    if not warm or _at(config, "job._target_") not in _WARM_START_JOBS:
+        return
+    for name, harness in config["harnesses"].items():
+        if _at(harness, "demonstration") == []:
+            problem = f"the warm start of model.name={_at(config, 'model.name')!r} would learn nothing of this harness"
+            way_out = "write the turns that mend a line, or set model=tiny_qwen3_moe, whose weights are random"
+            yield ConfigError(f"harnesses.{name}.demonstration", [], problem, way_out)
+
+
+def _harnesses_know_their_names(config: Config) -> Iterator[ConfigError]:
+    for key, harness in config["harnesses"].items():
+        name = _at(harness, "name")
+        if name is not None and name != key:
+            yield ConfigError(f"harnesses.{key}.name", name, "not the key it stands under", f"set it to {key}")
 
 
 def _goals_leave_room(config: Config) -> Iterator[ConfigError]:
@@ -175,6 +197,8 @@ RULES: tuple[Rule, ...] = (
     _patterns_can_be_read,
     _mini_batches_are_filled,
     _warm_start_has_tasks,
+    _warm_start_has_demonstrations,
+    _harnesses_know_their_names,
     _goals_leave_room,
     _pool_has_what_the_job_takes,
 )

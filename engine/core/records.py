@@ -7,7 +7,7 @@ under each field as `dtype [shape]`; `core` itself imports only the standard lib
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,16 +25,23 @@ Split = Literal["warm_start", "train", "validation"]
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSpec:
-    """A root file system or a folder of Python packages that can be built once and mounted read-only."""
+    """A root file system or a folder of packages that can be built once and mounted read-only."""
 
     name: str
     """Human name, for example `task-base`; the content digest is added by the image store."""
     suite: str | None
-    """Debian suite to bootstrap (`bookworm`, `trixie`); None: a plain folder of Python packages (`pip --target`)."""
+    """Debian suite to bootstrap (`bookworm`, `trixie`); None: a plain folder of packages (`pip --target`, `npm`)."""
     packages: tuple[str, ...]
     """Debian packages beside the minimal base."""
     pip: tuple[str, ...]
     """Pinned requirements; with a suite they go into the virtual environment `/opt/venv` of the root."""
+    npm: tuple[str, ...] = ()
+    """Pinned npm packages (`name@version`), in `node_modules` of a plain folder."""
+
+    def __repr__(self) -> str:
+        # Fingerprints of tasks and warm starts are made of it: a kind of package that is not used changes none.
+        shown = (each.name for each in fields(self) if each.name != "npm" or self.npm)
+        return f"ImageSpec({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
 @dataclass(frozen=True, kw_only=True)

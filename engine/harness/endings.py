@@ -34,14 +34,14 @@ def judge(program: str, result: ExecResult, report: bytes | None) -> tuple[Termi
         termination, reason = _ENDINGS[code]
         return termination, f"{reason}: {words}" if words and code != process.EXIT_FINISHED else reason
     if code in _FAILURES:
-        raise HarnessError(f"{program} {_FAILURES[code]}: {words or _last_line(result.stderr)}")
+        raise HarnessError(f"{program} {_FAILURES[code]}: {words or last_line(result.stderr)}")
     if result.oom_killed:
         return Termination.AGENT_OOM, "the harness was killed when the sandbox ran out of memory"
-    killed_by = _signal(code)
+    killed_by = signal_name(code)
     if killed_by and process.STARTED.encode() in result.stdout:
         return Termination.AGENT_COMPLETED, f"the agent's own commands ended the harness ({killed_by})"
     ended = f"was ended by {killed_by}" if killed_by else f"exited with {code}"
-    raise HarnessError(f"{program} {ended}: {_last_line(result.stderr)}")
+    raise HarnessError(f"{program} {ended}: {last_line(result.stderr)}")
 
 
 def _words(report: bytes | None) -> str:
@@ -54,12 +54,12 @@ def _words(report: bytes | None) -> str:
     return " ".join(error.split())[:500] if isinstance(error, str) else ""
 
 
-def _last_line(stderr: bytes) -> str:
+def last_line(stderr: bytes) -> str:
     lines = stderr.decode(errors="replace").strip().splitlines()
     return lines[-1].strip()[:500] if lines else "it wrote nothing to standard error"
 
 
-def _signal(code: int) -> str:
+def signal_name(code: int) -> str:
     """Name of the signal that an exit status tells of (`-9` and `137` alike); empty when none."""
     number = -code if code < 0 else code - 128
     try:

@@ -23,7 +23,7 @@ from engine.core.records import Demonstration, Exchange, Scored, Task, Trial
 from engine.inference.script import Call, Turn
 from engine.run.plan import derived_seed
 from engine.tokens.renderer import Renderer
-from engine.wire import openai_chat
+from engine.wire.recorded import request_sent
 
 Encode = Callable[[str], NDArray[np.int32]]
 """The text of a whole turn → its tokens, the one that ends a turn included."""
@@ -75,11 +75,18 @@ def script(
         turns[str(trial.key)] = [
             Turn(
                 text=_filled(turn["text"], values),
-                calls=(Call(name=turn["name"], arguments=_filled(turn["arguments"], values)),),
+                calls=_calls(turn, values),
             )
             for turn in harnesses[trial.harness].demonstration
         ]
     return turns
+
+
+def _calls(turn: Mapping[str, Any], values: Mapping[str, str]) -> tuple[Call, ...]:
+    """A turn without a tool's name is text alone: it ends the harnesses that have no tool for ending."""
+    if turn["name"] is None:
+        return ()
+    return (Call(name=turn["name"], arguments=_filled(turn["arguments"], values)),)
 
 
 def _filled(template: Any, values: Mapping[str, str]) -> Any:
@@ -118,7 +125,7 @@ def _prompt(
     exchange: Exchange, last: tuple[NDArray[np.int32], NDArray[np.int32]], seen: int, renderer: Renderer, key: str
 ) -> tuple[NDArray[np.int32], int]:
     """The ids that this call adds, and how many messages the conversation holds with them."""
-    request = openai_chat.parse_request(exchange.request.encode())
+    request = request_sent(exchange.protocol, exchange.request)
     messages = [message.to_chat() for message in request.messages]
     if exchange.parent is None:
         if seen:

@@ -5,8 +5,8 @@ folder for every run and every process of this machine. It appears whole or not 
 folder beside it under a lock, marked `.complete`, then renamed. Nothing of this machine's settings (mirrors,
 certificates, resolver, package indexes) stays in it.
 
-Refuses: a Debian root without root rights or debootstrap; packages with compiled parts in a plain package folder,
-because the interpreter that will load them is not known.
+Refuses: a Debian root without root rights or debootstrap; Python packages with compiled parts in a plain package
+folder, because the interpreter that will load them is not known; npm packages without npm, or in a Debian root.
 """
 
 import asyncio
@@ -96,13 +96,21 @@ def digest(spec: ImageSpec) -> str:
         "suite": spec.suite,
         "packages": sorted(set(spec.packages)),
         "pip": sorted(set(spec.pip)),
-        "python": "" if spec.suite else f"{sys.version_info.major}.{sys.version_info.minor}",
+        "python": "" if spec.suite or spec.npm else f"{sys.version_info.major}.{sys.version_info.minor}",
     }
+    if spec.npm:  # in no older image's digest
+        content["npm"] = sorted(set(spec.npm))
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _build_problems(spec: ImageSpec) -> list[ConfigError]:
     key, found = f"image {spec.name}", []
+    if spec.npm and (spec.suite or spec.pip):
+        problem = "npm packages go into a plain folder of their own"
+        found.append(ConfigError(key, spec.npm, problem, "name no suite and no Python packages beside them"))
+    elif spec.npm and shutil.which("npm", path=_host_path()) is None:
+        way = "apt-get install -y --no-install-recommends npm, or https://nodejs.org"
+        found.append(ConfigError(key, spec.npm, "npm is not installed", way))
     if spec.suite is None:
         if spec.packages:
             found.append(ConfigError(key, spec.packages, "Debian packages without a suite", "name a suite"))
@@ -145,7 +153,12 @@ async def _build(spec: ImageSpec, target: Path, say: Say) -> None:
         root.mkdir()
         root.chmod(0o755)  # it becomes `/` of sandboxes whose user is not root: the umask must not close it
         builder = _Builder(spec, root, log, say)
-        await (builder.folder() if spec.suite is None else builder.root(spec.suite))
+        if spec.suite is not None:
+            await builder.root(spec.suite)
+        elif spec.npm:
+            await builder.node_modules()
+        elif spec.pip:
+            await builder.folder()
         (root / ".complete").write_text(json.dumps(_description(spec), indent=1) + "\n")
         await to_the_end(asyncio.to_thread(move_into_place, root, target))
     say(f"image {spec.name}: built in {time.monotonic() - begun:.0f} s")
@@ -158,6 +171,7 @@ def _description(spec: ImageSpec) -> dict[str, object]:
         "suite": spec.suite,
         "packages": sorted(spec.packages),
         "pip": sorted(spec.pip),
+        "npm": sorted(spec.npm),
     }
 
 
@@ -212,6 +226,14 @@ class _Builder:
         shutil.rmtree(self._folder / "bin", ignore_errors=True)  # scripts that name this machine's interpreter
         await self._run(_compile(sys.executable, target), self._host(), _pip_phase)
 
+    async def node_modules(self) -> None:
+        """A plain folder of npm packages; no package's own script is run."""
+        flags = ("--ignore-scripts", "--no-save", "--no-package-lock", "--no-audit", "--no-fund", "--omit=dev")
+        command = ["npm", "install", "--global=false", "--prefix", str(self._folder), *flags, *self._spec.npm]
+        await self._run(command, self._host() | {"npm_config_update_notifier": "false"}, _npm_phase)
+        (self._folder / "node_modules" / ".package-lock.json").unlink(missing_ok=True)  # names this machine's registry
+        await asyncio.to_thread(_close_executables, self._folder)
+
     def _host(self) -> dict[str, str]:
         return {**os.environ, "PATH": _host_path(), "LC_ALL": "C.UTF-8"}
 
@@ -251,6 +273,23 @@ def _pip_phase(line: str) -> str:
         if line.lstrip().startswith(word):
             return f"pip: {word.lower()}"
     return ""
+
+
+def _npm_phase(line: str) -> str:
+    return "npm: installed" if line.startswith("added ") else ""
+
+
+def _close_executables(folder: Path) -> None:
+    """Machine code may be executed, not read: the kernel then closes a process that runs it (environment, memory,
+    descriptors, and so the trial's key) to all others of its user, as a launcher in Python does for itself."""
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            continue
+        mode = 0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644
+        if mode == 0o755 and path.is_file() and not {".so", ".node"} & set(path.suffixes):  # libraries are read
+            with path.open("rb") as file:
+                mode = 0o711 if file.read(4) == b"\x7fELF" else mode
+        path.chmod(mode)
 
 
 def _clean(root: Path) -> None:

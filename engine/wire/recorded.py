@@ -11,7 +11,7 @@ import orjson
 
 from engine.wire import anthropic, openai_chat, openai_responses
 from engine.wire.anthropic import ANTHROPIC_MESSAGES
-from engine.wire.messages import Message, ToolCall, arguments_object
+from engine.wire.messages import ChatRequest, Message, ToolCall, arguments_object
 from engine.wire.openai_chat import OPENAI_CHAT
 from engine.wire.openai_responses import OPENAI_RESPONSES
 from engine.wire.openai_responses_echo import join_name
@@ -29,9 +29,14 @@ def tools_offered(protocol: str, request: str) -> frozenset[str]:
     return frozenset() if forbidden else reader.tools(body)
 
 
+def request_sent(protocol: str, request: str) -> ChatRequest:
+    """What the client sent. Raises Refusal where it was nothing that the model could read."""
+    return _reader(protocol).protocol.parse(request.encode())
+
+
 def messages_sent(protocol: str, request: str) -> tuple[Message, ...]:
-    """The whole history that the client sent. Raises Refusal where it was none that the model could read."""
-    return _reader(protocol).protocol.parse(request.encode()).messages
+    """The whole history that the client sent. Raises Refusal as `request_sent`."""
+    return request_sent(protocol, request).messages
 
 
 def answer_made(protocol: str, response: str) -> Message:

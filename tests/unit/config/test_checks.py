@@ -10,7 +10,7 @@ from engine.core.errors import ConfigErrors
 GOOD: dict[str, Any] = {
     "job": {"_target_": "engine.run.jobs.train.TrainJob"},
     "model": {"max_context": 1000},
-    "harnesses": {"a": {}, "b": {}},
+    "harnesses": {"a": {"native_tool_calling": False}, "b": {"native_tool_calling": False}},
     "proxy": {"max_prompt_tokens": 400, "max_response_tokens": 600, "max_tokens_per_turn": 600},
     "algorithm": {"advantage": {"_target_": "engine.samples.advantages.GroupNormalized"}},
     "train": {"mini_batches": 8},
@@ -130,6 +130,28 @@ CASES = {
         [
             "harnesses.b.native_tool_calling=True: model.renderer=template shows the model no tools and reads no calls "
             "in its answers; set it to false"
+        ],
+    ),
+    "calls of a program that speaks in calls alone": (
+        {"model.renderer": "template", "harnesses.b": {"_target_": "engine.harness.codex.Codex"}},
+        [
+            "harnesses.b._target_='engine.harness.codex.Codex': model.renderer=template shows the model no tools and "
+            "reads no calls in its answers; choose harness=mini_swe_agent with native_tool_calling=false, which works "
+            "in plain text"
+        ],
+    ),
+    "a name of another": (
+        {"harnesses.b": {"native_tool_calling": True, "name": "c"}},
+        ["harnesses.b.name='c': not the key it stands under; set it to b"],
+    ),
+    "warm start without a word": (
+        {
+            "model": {"_target_": "engine.train.warm_start.WarmStarted", "name": "warm"},
+            "harnesses.b": {"native_tool_calling": True, "demonstration": []},
+        },
+        [
+            "harnesses.b.demonstration=[]: the warm start of model.name='warm' would learn nothing of this harness; "
+            "write the turns that mend a line, or set model=tiny_qwen3_moe, whose weights are random"
         ],
     ),
     "mini-batches": (

@@ -1,6 +1,9 @@
 """The image store: one folder for one specification, whole or not at all, nothing of this machine in it."""
 
 import asyncio
+import json
+import shutil
+import tarfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -143,3 +146,56 @@ async def test_pip_in_a_root_gets_the_machines_index_and_certificates_but_not_it
     assert environment["PIP_CERT"] == "/run/build/certificates.pem"
     assert (private / "certificates.pem").read_text() == "certificate"
     assert "PIP_FIND_LINKS" not in environment and str(tmp_path) not in str(environment)
+
+
+def npm_package(folder: Path) -> str:
+    """A package made by hand, with a script of its own that must not be run; its path is what is to be installed."""
+    made = folder / "package"
+    made.mkdir()
+    scripts = {"postinstall": f"touch {folder}/ran"}
+    (made / "package.json").write_text(json.dumps({"name": "tiny", "version": "1.0.0", "scripts": scripts}))
+    for name, content, mode in (
+        ("program", b"\x7fELF and so on", 0o755),
+        ("library.so.1", b"\x7fELF and so on", 0o755),
+        ("script.sh", b"#!/bin/sh\n", 0o755),
+        ("text", b"x", 0o600),
+    ):
+        (made / name).write_bytes(content)
+        (made / name).chmod(mode)
+    with tarfile.open(folder / "tiny-1.0.0.tgz", "w:gz") as archive:
+        archive.add(made, arcname="package")
+    return str(folder / "tiny-1.0.0.tgz")
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+async def test_npm_packages_become_a_folder_whose_machine_code_can_only_be_executed(tmp_path: Path) -> None:
+    spec = ImageSpec(name="agent", suite=None, packages=(), pip=(), npm=(npm_package(tmp_path),))
+    tiny = await DebianImageStore().build(spec, print) / "node_modules/tiny"
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tiny, *tiny.iterdir())}
+    wanted = {"tiny": 0o755, "program": 0o711, "library.so.1": 0o755, "script.sh": 0o755, "text": 0o644}
+    assert modes == {**wanted, "package.json": 0o644}
+    assert not (tmp_path / "ran").exists()
+    assert not (tiny.parent / ".package-lock.json").exists(), "it names the registry"
+
+
+async def test_an_image_of_nothing_is_an_empty_folder() -> None:
+    spec = ImageSpec(name="none", suite=None, packages=(), pip=())
+    assert [path.name for path in (await DebianImageStore().build(spec, print)).iterdir()] == [".complete"]
+
+
+def test_npm_packages_change_no_fingerprint_of_images_without_them() -> None:
+    assert repr(ROOT) == "ImageSpec(name='base', suite='bookworm', packages=('git', 'python3'), pip=())"
+    with_npm = ImageSpec(name="base", suite=None, packages=(), pip=(), npm=("tiny@1.0.0",))
+    assert repr(with_npm).endswith("npm=('tiny@1.0.0',))")
+    assert digest(with_npm) != digest(replace(with_npm, npm=("tiny@1.0.1",)))
+
+
+def test_npm_packages_need_npm_and_a_folder_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = ImageSpec(name="agent", suite=None, packages=(), pip=(), npm=("tiny@1.0.0",))
+    (mixed,) = DebianImageStore().problems([replace(spec, pip=("a==1",))])
+    assert "of their own" in str(mixed)
+    monkeypatch.setattr(images.shutil, "which", lambda *_, **__: None)
+    (missing,) = DebianImageStore().problems([spec])
+    assert "npm is not installed" in str(missing)
+    with pytest.raises(ConfigError, match="npm is not installed"):
+        asyncio.run(DebianImageStore().build(spec, print))
