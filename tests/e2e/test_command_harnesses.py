@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import json
+import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,8 @@ def model() -> TinyQwen3Moe:
 )
 def case(request: pytest.FixtureRequest) -> Case:
     chosen = CASES[request.param]
+    if chosen.make().runtime().npm and shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
     build_images(chosen.make())
     return chosen
 
