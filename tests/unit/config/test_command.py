@@ -1,5 +1,6 @@
 """Hydra's habits on the command line, with this project's errors; sweeps are checked whole before they start."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,16 @@ def test_a_key_given_twice_is_refused_in_a_sweep(tree: Tree) -> None:
     recorder = Recorder()
     with pytest.raises(ConfigError, match=r"^seed='3,4': given twice \(seed=1,2 and seed=3,4\); give a key once$"):
         run_command(["-m", "seed=1,2", "seed=3,4"], recorder, tree)
+    assert recorder.seen == []
+
+
+@pytest.mark.parametrize("again", ["++seed=3", "+seed=3", "seed=3", "~seed"])
+def test_a_swept_key_that_is_fixed_as_well_is_refused(tree: Tree, again: str) -> None:
+    """Hydra would run all points with the fixed value, or drop it, by their order."""
+    recorder = Recorder()
+    for lines in (["seed=1,2", again], [again, "seed=1,2"]):
+        with pytest.raises(ConfigError, match=rf"^seed=.*: given twice \({re.escape(' and '.join(lines))}\); "):
+            run_command(["-m", *lines], recorder, tree)
     assert recorder.seen == []
 
 
