@@ -143,6 +143,13 @@ CASES = {
             "name an existing key, in full, as ${group.key}"
         ],
     ),
+    "a name by the clock": (
+        ["run.root=runs-${now:%H%M%S}"],
+        [
+            "run.root='runs-${now:%H%M%S}': another value at each start, so the same command would begin a new run "
+            "instead of going on; write a fixed value"
+        ],
+    ),
     "foreign class": (
         ["engine._target_=config_pieces.Foreign"],
         [
