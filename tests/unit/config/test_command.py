@@ -140,13 +140,15 @@ def test_a_record_that_cannot_be_written_is_one_line(tree: Tree, elsewhere: Path
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_fixed_key_may_exist_in_the_swept_option_only(tree: Tree) -> None:
+@pytest.mark.parametrize("swept", ["harness=other,[agent,other]", "harness=choice(other)"])
+def test_a_fixed_key_may_exist_in_the_swept_option_only(tree: Tree, swept: str) -> None:
     """The kind of hydra#2888."""
     recorder = Recorder()
-    arguments = ["--multirun", "harness=other", "harnesses.other.max_turns=3", "seed=1,2", "engine.path='a b'"]
+    arguments = ["--multirun", swept, "seed=1,2", "harnesses.other.max_turns=3", "engine.path='a b'"]
     assert run_command(arguments, recorder, tree) == 0
-    assert [c.config["harnesses"]["other"]["max_turns"] for c in recorder.seen] == [3, 3]
-    assert [c.config["engine"]["path"] for c in recorder.seen] == ["a b", "a b"]
+    assert len(recorder.seen) == 2 * (1 + swept.count("agent"))
+    assert {c.config["harnesses"]["other"]["max_turns"] for c in recorder.seen} == {3}
+    assert {c.config["engine"]["path"] for c in recorder.seen} == {"a b"}
 
 
 def test_a_fixed_null_is_taken_into_each_point() -> None:
