@@ -173,7 +173,7 @@ def _refuse_keys_of_the_sweeper(lines: Sequence[Override]) -> None:
 def _refuse_repeated(lines: Sequence[Override]) -> None:
     seen: dict[str, Override] = {}
     for line in lines:
-        key = line.get_key_element()
+        key = line.get_key_element().lstrip("+~")
         if key in seen:
             values = f"{seen[key].input_line} and {line.input_line}"
             value = str(line.input_line).partition("=")[2]

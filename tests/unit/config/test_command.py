@@ -1,5 +1,6 @@
 """Hydra's habits on the command line, with this project's errors; sweeps are checked whole before they start."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -139,13 +140,15 @@ def test_a_record_that_cannot_be_written_is_one_line(tree: Tree, elsewhere: Path
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_fixed_key_may_exist_in_the_swept_option_only(tree: Tree) -> None:
+@pytest.mark.parametrize("swept", ["harness=other,[agent,other]", "harness=choice(other)"])
+def test_a_fixed_key_may_exist_in_the_swept_option_only(tree: Tree, swept: str) -> None:
     """The kind of hydra#2888."""
     recorder = Recorder()
-    arguments = ["--multirun", "harness=other", "harnesses.other.max_turns=3", "seed=1,2", "engine.path='a b'"]
+    arguments = ["--multirun", swept, "seed=1,2", "harnesses.other.max_turns=3", "engine.path='a b'"]
     assert run_command(arguments, recorder, tree) == 0
-    assert [c.config["harnesses"]["other"]["max_turns"] for c in recorder.seen] == [3, 3]
-    assert [c.config["engine"]["path"] for c in recorder.seen] == ["a b", "a b"]
+    assert len(recorder.seen) == 2 * (1 + swept.count("agent"))
+    assert {c.config["harnesses"]["other"]["max_turns"] for c in recorder.seen} == {3}
+    assert {c.config["engine"]["path"] for c in recorder.seen} == {"a b"}
 
 
 def test_a_fixed_null_is_taken_into_each_point() -> None:
@@ -183,6 +186,16 @@ def test_a_key_given_twice_is_refused_in_a_sweep(tree: Tree) -> None:
     recorder = Recorder()
     with pytest.raises(ConfigError, match=r"^seed='3,4': given twice \(seed=1,2 and seed=3,4\); give a key once$"):
         run_command(["-m", "seed=1,2", "seed=3,4"], recorder, tree)
+    assert recorder.seen == []
+
+
+@pytest.mark.parametrize("again", ["++seed=3", "+seed=3", "seed=3", "~seed"])
+def test_a_swept_key_that_is_fixed_as_well_is_refused(tree: Tree, again: str) -> None:
+    """Hydra would run all points with the fixed value, or drop it, by their order."""
+    recorder = Recorder()
+    for lines in (["seed=1,2", again], [again, "seed=1,2"]):
+        with pytest.raises(ConfigError, match=rf"^seed=.*: given twice \({re.escape(' and '.join(lines))}\); "):
+            run_command(["-m", *lines], recorder, tree)
     assert recorder.seen == []
 
 
