@@ -69,8 +69,9 @@ def test_a_line_that_a_kill_cut_is_dropped_and_the_next_one_is_whole(layout: Lay
     os.truncate(path, path.stat().st_size - cut)
     assert read_ledger(layout, 0) == {ONE: "pending"}
     again = Ledger(layout)
-    go(again, 0, [ONE], "running", "finished")
-    assert read_ledger(layout, 0) == again.states(0) == {ONE: "finished"}
+    for state in ("running", "finished"):
+        go(again, 0, [ONE], state)
+        assert read_ledger(layout, 0) == again.states(0) == {ONE: state}
 
 
 def test_updates_without_a_checkpoint_are_taken_back(layout: Layout) -> None:
