@@ -3,18 +3,25 @@
 Exit codes: 0 done, 2 bad configuration, 3 run failed, 130 interrupted. Errors are one line a problem on standard error.
 """
 
+import sys
+
+from engine.core.ending import ENDING, INTERRUPTED, SAID
+from engine.core.streams import outlive_readers
+
+if __name__ == "__main__":  # ahead of the imports below, which take a third of a second
+    outlive_readers()
+    ENDING.listen(leaves=True)
+
 import asyncio
-import contextlib
 import errno
 import os
-import signal
-import sys
+import re
 import traceback
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from engine.config.assemble import assemble
+from engine.config.built import Built
 from engine.config.command import run_command
 from engine.config.composed import Composed
 from engine.core.contracts import DrainableJob
@@ -22,47 +29,47 @@ from engine.core.errors import Interrupted, LegoError
 from engine.core.paths import compiled_dir
 from engine.run.sweep import Runner
 
-INTERRUPTED = 130
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """What a disk says that takes no more; no defect of the program."""
+_NO_MEMORY = re.compile(r"can't allocate memory|[Cc]annot allocate memory|out of memory")
+"""What torch and the kernel say of memory."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command line; returns the exit code."""
+    outlive_readers()
+    ENDING.listen(leaves=False)
     # As soon as it is imported, torch makes a folder among the temporary ones unless it is told another place.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled_dir()))
-    for number in (signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal is gone, unless `nohup` has it ignored
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
     try:
-        return run_command(arguments, Runner(execute))
+        code = run_command(arguments, Runner(execute, lambda: ENDING.asked))
+        sys.stdout.flush()
+        return code
     except LegoError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
+        ENDING.listen(leaves=True)  # all is tidied up; an impatient second one finds nothing to interrupt
+        print(SAID, file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of the output (`| head`) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-
-
-def _interrupt(*_: object) -> None:
-    """As Ctrl-C does, also where it is ignored: a script that starts a run with `&` has it so, and can still end it."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.raise_signal(signal.SIGINT)
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        print(_not_written(error), file=sys.stderr)
+        return LegoError.exit_code
 
 
 def execute(composed: Composed) -> int:
     """Assemble one configuration and run its job; every error but an interruption becomes an exit code."""
+    if ENDING.asked:  # by an interruption that was swallowed on its way
+        raise KeyboardInterrupt
     try:
         built = assemble(composed)
     except LegoError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     try:
-        return asyncio.run(_told(built.job.run(built), built.job))
+        return _run(built)
     except (asyncio.CancelledError, Interrupted):
         raise KeyboardInterrupt from None
     except LegoError as error:
@@ -70,38 +77,48 @@ def execute(composed: Composed) -> int:
         return error.exit_code
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _DISK:
-            problem = f"{error.filename or 'a file'} cannot be written: {error.strerror}"
-            print(f"{problem}; once it can, the same command goes on", file=sys.stderr)
+            print(_not_written(error), file=sys.stderr)
             return LegoError.exit_code
         text = " ".join(str(error).split())
+        if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
+            way = "end other programs, or lower train.micro_batch_tokens, schedule.concurrency or the model's sizes"
+            print(f"there is not enough memory ({text[:300] or 'MemoryError'}); {way}", file=sys.stderr)
+            return LegoError.exit_code
         print(f"{type(error).__name__}: {text} (a defect of the program; {_keep(built.directory)})", file=sys.stderr)
         return LegoError.exit_code
 
 
-async def _told(work: Coroutine[Any, Any, int], job: object) -> int:
-    """Do the work. The first signal lets a job that can do so finish what is running; the next one, or the first where
-    it cannot, stops it. Each is answered at once, since ending in order takes a while."""
-    task = asyncio.ensure_future(work)
-    ways = ["stopping"]
-    if isinstance(job, DrainableJob):
-        ways.append("finishing what is running; once more stops it")
+def _run(built: Built) -> int:
+    """Run the job. The first signal lets one that can do so finish what is running; the next one, or the first where
+    there is nothing to finish, stops it. Each is answered at once, since ending in order takes a while."""
+    job = built.job
+    draining = stopping = False
 
     def hear() -> None:
-        if not ways:
+        nonlocal draining, stopping
+        if stopping:
             return  # a second cancellation would interrupt the tidying up
-        way = ways.pop()
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            print(way, file=sys.stderr, flush=True)
-        if isinstance(job, DrainableJob) and ways:
-            job.drain()
+        if not draining and isinstance(job, DrainableJob) and job.drain():
+            draining = True
+            print("finishing what is running; once more stops it", file=sys.stderr)
         else:
+            stopping = True
+            print("stopping", file=sys.stderr)
             task.cancel()
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, hear)
-    return await task
+    async def wait() -> int:
+        return await task
+
+    runner = asyncio.Runner()
+    loop = runner.get_loop()
+    with ENDING.heard_in(loop, hear), runner:
+        task = loop.create_task(job.run(built))
+        return runner.run(wait())
+
+
+def _not_written(error: OSError) -> str:
+    problem = f"{error.filename or 'a file'} cannot be written: {error.strerror}"
+    return f"{problem}; once it can, the same command goes on"
 
 
 def _keep(directory: Path) -> str:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.built import Built
-from engine.config.schemas import ROOT
+from engine.config.credentials import conceal, shown, without
+from engine.config.schemas import ROOT, load_registry
 
 NOT_HASHED = ("run", "job", "observe", "inference.port", "inference.python")
 """Keys that change where a run lies, what is done with it, what is seen of it, how its parts talk and where a program
@@ -26,8 +27,9 @@ can be changed midway."""
 
 
 def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a resolved configuration that decides results; numbers are equal as written 1 and 1.0."""
-    plain: dict[str, Any] = _canonical(config)
+    """The part of a configuration, resolved or as it was written, that decides results; numbers are equal as written 1
+    and 1.0. Secrets decide none."""
+    plain: dict[str, Any] = _canonical(without(conceal(config, {}, load_registry())[0]))
     for key in NOT_HASHED:
         parent, _, name = key.rpartition(".")
         holder = plain.get(parent) if parent else plain
@@ -66,11 +68,11 @@ def run_directory(config: Mapping[str, Any]) -> Path:
 
 
 def describe(built: Built, data: Mapping[str, str], checkpoint: str) -> dict[str, Any]:
-    """The contents of a run's `config.yaml`, plain values only.
+    """The contents of a run's `config.yaml`, plain values only and no secret.
 
     `data`: task id → fingerprint; `checkpoint`: fingerprint of the model's folder."""
     return {
-        "configuration": dict(built.config),
+        "configuration": shown(built.config),
         "configuration_hash": built.hash,
         "interpolated": dict(built.interpolated),
         "command_line": list(built.command_line),

@@ -21,6 +21,14 @@ def check_run(config: Config) -> None:
         raise ConfigErrors(errors)
 
 
+def _name_is_free(config: Config) -> Iterator[ConfigError]:
+    """Below `run.root` only runs lie, but for this one; its schema keeps out paths, and `~`, which marks what is set
+    aside."""
+    name = _at(config, "run.name")
+    if name is not None and name.lower() == "sweeps":  # some disks do not tell the cases apart
+        yield ConfigError("run.name", name, "is the folder of the sweeps' records", "choose another name")
+
+
 def _group_has_spread(config: Config) -> Iterator[ConfigError]:
     rollouts = config["schedule"]["rollouts_per_prompt"]
     if rollouts < 2 and _at(config, "algorithm.advantage._target_") == "engine.samples.advantages.GroupNormalized":
@@ -176,6 +184,7 @@ def _pool_has_what_the_job_takes(config: Config) -> Iterator[ConfigError]:
 
 
 RULES: tuple[Rule, ...] = (
+    _name_is_free,
     _group_has_spread,
     _every_harness_runs,
     _partial_rollouts_are_stale,

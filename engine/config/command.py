@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from engine.config.completion import install_script
 from engine.config.compose import HYDRA_VERSION_BASE, compose, explain, finish
+from engine.config.credentials import hide, scrub, unseen
+from engine.config.diagnose import told_by_hydra
 from engine.config.nearest import nearest, suggestion
-from engine.config.schemas import CONFIG_NAME, TREE, Tree
+from engine.config.schemas import CONFIG_NAME, TREE, Tree, load_registry
 from engine.config.sweep import Program, check_sweep
 from engine.config.written import read_written, take, written_tree
 from engine.core.errors import ConfigError, ConfigErrors
@@ -36,19 +38,20 @@ NOTHING_TO_DO = "say what to run, for example: python -m engine experiment=openh
 
 def run_command(arguments: Sequence[str], program: Program, tree: Tree = TREE) -> int:
     """Do what the command line says. Returns the exit code; raises ConfigError and SystemExit (Hydra's own flags)."""
-    if not arguments:
+    parsed = parse_arguments(arguments)
+    if not arguments or (parsed.multirun and not parsed.overrides):
         print(NOTHING_TO_DO, file=sys.stderr)
         return 2
-    parsed = parse_arguments(arguments)
     flags = [text for text in arguments if text not in parsed.overrides]
     if parsed.shell_completion and "install=bash" in parsed.overrides:
         print(install_script())
         return 0
     if parsed.config_dir:
         tree = replace(tree, extra=(Path(parsed.config_dir),))
-    given, parsed.overrides = take(parsed.overrides)
+    given, overrides = take(parsed.overrides)
+    parsed.overrides = hide(overrides, load_registry(tree.schemas))
     if given is not None:
-        tree = written_tree(read_written(given), tree)
+        tree = written_tree(read_written(given, tree), tree)
     if _is_plain_run(parsed):
         return program(compose(parsed.overrides, tree))
     return _run_hydra(flags, parsed, program, tree)
@@ -65,18 +68,21 @@ def _run_hydra(flags: Sequence[str], parsed: argparse.Namespace, program: Progra
 
     def task(config: DictConfig) -> None:
         hydra_config = HydraConfig.get()
+        if parsed.multirun and hydra_config.job.num == 0:
+            scrub(Path(hydra_config.sweep.dir) / "multirun.yaml", load_registry(tree.schemas))
         composed = finish(config, OmegaConf.create({"hydra": hydra_config}), tree)
         codes.append(program.run_point(hydra_config.job.num, composed) if parsed.multirun else program(composed))
 
+    shows = nullcontext() if parsed.multirun or not (parsed.cfg or parsed.info) else unseen()
     try:
-        with _arguments_of_hydra([*flags, *_searched(tree), *overrides]):
+        with shows, _arguments_of_hydra([*flags, *_searched(tree), *overrides]):
             hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(tree.configs), config_name=CONFIG_NAME)(task)()
-    except BrokenPipeError:
-        raise
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.filename and parsed.multirun:
             problem = f"the sweep's record cannot be written ({error.strerror})"
             raise ConfigError("run.root", str(error.filename), problem, "name a folder to write to") from error
+        if parsed.multirun:  # its points have passed, so what is left is Hydra's own
+            raise told_by_hydra(error) from error
         raise explain(parsed.overrides, error, tree) from error
     return next((code for code in codes if code), 0)
 

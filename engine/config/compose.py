@@ -1,10 +1,11 @@
 """From YAML files and overrides to one resolved, plain configuration; Hydra does the composing.
 
 Order: groups < scale < experiment < command line. Invariant: what leaves here holds only dict, list, str, int, float,
-bool and None; a missing value is still the string `???`, for `validate` to name.
+bool and None; a missing value is still the string `???`, for `validate` to name; a secret is a `Secret`.
 """
 
 import copy
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,9 +21,10 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from engine.config.composed import Composed
+from engine.config.credentials import conceal, hide
 from engine.config.diagnose import diagnose
 from engine.config.origins import command_line, trace
-from engine.config.schemas import CONFIG_NAME, TREE, Tree
+from engine.config.schemas import CONFIG_NAME, TREE, Tree, load_registry
 from engine.core.errors import ConfigError, ConfigErrors
 
 HYDRA_VERSION_BASE = "1.3"
@@ -77,15 +79,17 @@ def finish(config: DictConfig, with_hydra: DictConfig, tree: Tree) -> Composed:
     finally:
         singleton.cfg = before
     assert isinstance(resolved, dict)
+    registry = load_registry(tree.schemas)
+    concealed, interpolated = conceal({str(key): value for key, value in resolved.items()}, interpolated, registry)
 
     def origins() -> dict[str, str]:
         with initialised(tree) as loader:
-            return trace(with_hydra, config, loader, tree.written)
+            return trace(with_hydra, config, loader, tree.written, interpolated)
 
     again = (f"from={tree.written.given}",) if tree.written else ()
     return Composed(
-        config={str(key): value for key, value in resolved.items()},
-        command_line=(*again, *command_line(with_hydra)),
+        config=concealed,
+        command_line=(*again, *hide(command_line(with_hydra), registry)),
         origins=origins,
         interpolated=interpolated,
         unresolved=unresolved,
@@ -109,14 +113,21 @@ def _settle_interpolations(raw: DictConfig) -> tuple[dict[str, str], dict[str, C
         except InterpolationToMissingValueError:
             broken.append((node, key))
         except OmegaConfBaseException as error:
-            reason = str(error).splitlines()[0]
-            way_out = "name an existing key, in full, as ${group.key}"
-            failed[name] = ConfigError(name, text, f"cannot be resolved ({reason})", way_out)
+            failed[name] = _unresolved(name, text, str(error).splitlines()[0])
             broken.append((node, key))
     for node, key in broken:
         with flag_override(node, ["struct", "readonly"], [False, False]):
             node[key] = MISSING
     return found, failed
+
+
+def _unresolved(name: str, text: str, reason: str) -> ConfigError:
+    variable = re.search(r"Environment variable '(\w+)' not found", reason)
+    if variable:
+        problem = f"the environment variable {variable[1]} is not set"
+        return ConfigError(name, text, problem, f"set it, or give {name}=VALUE")
+    way_out = "name an existing key, in full, as ${group.key}"
+    return ConfigError(name, text, f"cannot be resolved ({reason})", way_out)
 
 
 def _interpolations(node: DictConfig | ListConfig) -> Iterator[tuple[DictConfig | ListConfig, Any]]:

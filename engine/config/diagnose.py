@@ -19,8 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from engine.config.composed import Composed
-from engine.config.nearest import nearest, nearest_key, suggestion
-from engine.config.schemas import CONFIG_NAME, Registry, Tree, load_registry
+from engine.config.nearest import listed, nearest, nearest_key, suggestion
+from engine.config.schemas import CONFIG_NAME, Registry, Tree, load_registry, slot_role
 from engine.config.validate import problems, schema_of
 from engine.core.errors import ConfigError, ConfigErrors
 
@@ -44,17 +44,21 @@ def diagnose(overrides: Sequence[str], error: Exception, tree: Tree, recompose: 
     try:
         config = loader.load_configuration(CONFIG_NAME, [str(line.input_line) for line in good], RunMode.RUN)
     except Exception as inner:
-        return ConfigErrors([*errors, _from_hydra(inner)])
+        return ConfigErrors([*errors, told_by_hydra(inner)])
     accepted: list[Override] = []
+    registry = load_registry(tree.schemas)
     for line in values:
         after = _applied(line, config)
         if after is None:
-            errors.append(_unknown_key(line, config, groups, load_registry(tree.schemas)))
+            errors.append(_of_another_option(line, config, loader) or _unknown_key(line, config, groups, registry))
+        elif _is_there_already(line, config):
+            way_out = f"write {str(line.input_line).lstrip('+')}"
+            errors.append(ConfigError(line.key_or_group, line.value(), "is in place already", way_out))
         else:
             config = after
             accepted.append(line)
     if not errors:
-        return ConfigErrors([_from_hydra(error)])
+        return ConfigErrors([told_by_hydra(error)])
     return ConfigErrors([*errors, *_also([*good, *accepted], tree, recompose)])
 
 
@@ -121,6 +125,41 @@ def _applied(line: Override, config: DictConfig) -> DictConfig | None:
     return changed
 
 
+def _is_there_already(line: Override, config: DictConfig) -> bool:
+    """Hydra's `+` adds what is not there; with a mapping or a list it adds to what is."""
+    there = OmegaConf.select(config, line.key_or_group)
+    return line.is_add() and there is not None and not isinstance(line.value(), dict | list)
+
+
+def _of_another_option(line: Override, config: DictConfig, loader: ConfigLoader) -> ConfigError | None:
+    """A key that is right, of an option which was not chosen."""
+    key = line.key_or_group
+    holders = [
+        f"{group}={option}"
+        for group in _groups(loader)
+        if not group.startswith("hydra")
+        for option in loader.get_group_options(group, ObjectType.CONFIG)
+        if _has(f"{group}/{option}", key, loader)
+    ]
+    if not holders:
+        return None
+    above = next((part for part in _above(key) if isinstance(OmegaConf.select(config, part), DictConfig)), "")
+    node = OmegaConf.select(config, above) if above else {}
+    allowed = listed(str(name) for name in node if name != "_target_") or "none of its kind"
+    way_out = f"write {holders[0]} as well; without it allowed: {allowed}"
+    return ConfigError(key, line.value(), f"unknown key here, it belongs to {listed(holders)}", way_out)
+
+
+def _has(file: str, key: str, loader: ConfigLoader) -> bool:
+    for source in loader.get_sources():
+        if source.is_config(file):
+            loaded = source.load_config(file)
+            package = loaded.header["package"] or file.rpartition("/")[0].replace("/", ".")
+            keys = _dotted(OmegaConf.to_container(loaded.config, resolve=False))
+            return key.startswith(f"{package}.") and key.removeprefix(f"{package}.") in keys
+    return False
+
+
 def _unknown_key(line: Override, config: DictConfig, groups: set[str], registry: Registry) -> ConfigError:
     key, value = line.key_or_group, line.value()
     container = OmegaConf.to_container(config, resolve=False)
@@ -133,17 +172,28 @@ def _unknown_key(line: Override, config: DictConfig, groups: set[str], registry:
         guess = nearest(key, names) or nearest_key(key, keys)
         return ConfigError(key, value, "unknown key or group", suggestion(guess, names))
     node = OmegaConf.select(config, parent)
-    if isinstance(node, DictConfig):
-        schema = schema_of(parent, plain, registry)
-        if schema and isinstance(schema.get("additionalProperties"), dict):
-            return ConfigError(key, value, f"not in the free-form map {parent} yet", f"write +{line.input_line}")
+    if node is not None and not isinstance(node, DictConfig):
+        return ConfigError(key, value, f"{parent} is a single value and has no keys", f"write {parent}=VALUE")
+    for above in _above(key):
+        node = OmegaConf.select(config, above)
+        if not isinstance(node, DictConfig):
+            continue
+        schema = schema_of(above, plain, registry)
+        free = (schema or {}).get("additionalProperties")
+        if isinstance(free, dict) and not slot_role(free):
+            return ConfigError(key, value, f"not in the free-form map {above} yet", f"write +{line.input_line}")
         siblings = [str(name) for name in node if name != "_target_"]
-        near = nearest(leaf, siblings)
+        near = nearest(leaf, siblings) if above == parent else None
         guess = f"{parent}.{near}" if near else nearest_key(key, keys)
         return ConfigError(key, value, "unknown key", suggestion(guess, siblings))
-    if node is not None:
-        return ConfigError(key, value, f"{parent} is a single value and has no keys", f"write {parent}=VALUE")
     return ConfigError(key, value, "unknown key", suggestion(nearest_key(key, keys), list(plain)))
+
+
+def _above(key: str) -> Iterator[str]:
+    """`a.b.c` → `a.b`, `a`."""
+    while "." in key:
+        key = key.rpartition(".")[0]
+        yield key
 
 
 def _dotted(value: Any, prefix: str = "") -> Iterator[str]:
@@ -154,7 +204,7 @@ def _dotted(value: Any, prefix: str = "") -> Iterator[str]:
             yield from _dotted(child, key)
 
 
-def _from_hydra(error: Exception) -> ConfigError:
+def told_by_hydra(error: Exception) -> ConfigError:
     """The last resort: what Hydra said, on one line."""
     if isinstance(error, ConfigError):
         return error

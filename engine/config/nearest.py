@@ -1,6 +1,6 @@
 """The nearest right name for a wrong one, and one-line lists of what is allowed."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import SequenceMatcher, get_close_matches
 
 _LISTED = 12
@@ -33,7 +33,7 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(cut) + (f", … ({rest} more)" if rest else "")
 
 
-def suggestion(guess: str | None, allowed: Iterable[str]) -> str:
+def suggestion(guess: str | None, allowed: Collection[str]) -> str:
     """The way out of a wrong name: `did you mean X? allowed: …`."""
     head = f"did you mean {guess}? " if guess else ""
-    return f"{head}allowed: {listed(allowed)}"
+    return f"{head}allowed: {listed(allowed)}" if allowed else f"{head}none is allowed here, leave it out"

@@ -19,10 +19,16 @@ Origins = Mapping[str, str]
 COMMAND_LINE = "command line"
 
 
-def trace(with_hydra: DictConfig, config: DictConfig, loader: ConfigLoader, written: Written | None) -> dict[str, str]:
+def trace(
+    with_hydra: DictConfig,
+    config: DictConfig,
+    loader: ConfigLoader,
+    written: Written | None,
+    interpolated: Mapping[str, str],
+) -> dict[str, str]:
     """Dotted leaf key → `sandbox/bubblewrap.yaml (scale=laptop)`, `command line`, `… → ${interpolation}`.
 
-    What a run wrote comes from its `config.yaml`."""
+    What a run wrote comes from its `config.yaml`. `interpolated`: how an interpolation is told."""
     hydra = with_hydra.hydra
     overrides = list(command_line(with_hydra))
     defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN)
@@ -49,7 +55,10 @@ def trace(with_hydra: DictConfig, config: DictConfig, loader: ConfigLoader, writ
         if line in defaults.config_overrides or names_a_choice:
             for leaf in (*_leaves(line.value(), key), key):
                 origins[leaf] = COMMAND_LINE
-    return {key: _with_interpolation(origins, key, raw) for key, raw in _raw_leaves(config, "")}
+    return {
+        key: _with_interpolation(origins, key, interpolated.get(key, raw) if _is_interpolation(raw) else raw)
+        for key, raw in _raw_leaves(config, "")
+    }
 
 
 def command_line(with_hydra: DictConfig) -> tuple[str, ...]:
@@ -109,6 +118,10 @@ def _with_interpolation(origins: Mapping[str, str], key: str, raw: Any) -> str:
     while not origin and "." in parent:
         parent = parent.rpartition(".")[0]
         origin = origins.get(parent, "")
-    if isinstance(raw, str) and "${" in raw:
+    if _is_interpolation(raw):
         return f"{origin} → {raw}" if origin else raw
     return origin
+
+
+def _is_interpolation(raw: Any) -> bool:
+    return isinstance(raw, str) and "${" in raw

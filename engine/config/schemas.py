@@ -1,8 +1,9 @@
 """The JSON schemas of every instantiable component: what may be set, and the allow-list of what may be instantiated.
 
 A component schema names its class by `properties._target_.const` and its role by `x-role`; a property that holds a
-nested component says which role it takes by `x-component`. Packages outside this repository add theirs by an entry
-point of group `lego_rl.schemas` that names a package with `*.json` files.
+nested component says which role it takes by `x-component`; a map of environment variables, whose credentials are never
+written, says so by `x-environment: true`. Packages outside this repository add theirs by an entry point of group
+`lego_rl.schemas` that names a package with `*.json` files.
 
 Invariant: a class that no schema names cannot be reached from a configuration. Refuses two schemas for one class.
 """

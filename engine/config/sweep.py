@@ -2,13 +2,14 @@
 
 Invariant: each point is composed, validated and taken up by the program (rules that span groups, what this machine
 lacks) and every problem of every point is told at once; a problem that not all points share names its point. Refuses
-a key that is given twice: Hydra would drop one of them in silence.
+a key that is given twice: Hydra would drop one of them in silence; `shuffle`, which draws whenever it is asked; and
+what the sweeper of this project is given by its own keys, which are looked at only when it starts.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
@@ -61,6 +62,7 @@ def check_sweep(overrides: Sequence[str], tree: Tree, program: Program) -> Sweep
     with initialised(tree) as loader:
         lines = _parse(overrides, loader)
     _refuse_repeated(lines)
+    _refuse_keys_of_the_sweeper(lines)
     own = [line for line in lines if not line.is_hydra_override()]
     points = _points(own)
     _raise_problems({name: _problems(name, job, tree, program) for name, job in points.items()})
@@ -129,21 +131,49 @@ def _raise_problems(found: Mapping[str, Sequence[ConfigError]]) -> None:
 def _parse(overrides: Sequence[str], loader: ConfigLoader) -> list[Override]:
     parsed: list[Override] = []
     errors: list[ConfigError] = []
+    parser = OverridesParser.create(loader)
+    del parser.functions.definitions["shuffle"]
+    parser.functions.register("shuffle", _shuffle)
     for text in overrides:
         try:
-            parsed += OverridesParser.create(loader).parse_overrides([text])
-        except HydraException:
+            parsed += parser.parse_overrides([text])
+        except HydraException as error:
             key, _, value = text.partition("=")
-            errors.append(ConfigError(key, value, "cannot be parsed", "write key=value, or key=a,b for a sweep"))
+            problem, way_out = "cannot be parsed", "write key=value, or key=a,b for a sweep"
+            if isinstance(error.__cause__, _Drawn):
+                problem = (
+                    "shuffle draws another order at each call, so the same command would not go on with its points"
+                )
+                way_out = "give the values in the order in which they are to run"
+            errors.append(ConfigError(key, value, problem, way_out))
     if errors:
         raise ConfigErrors(errors)
     return parsed
 
 
+class _Drawn(Exception):
+    """Something in an override is left to chance."""
+
+
+def _shuffle(*args: Any, **named: Any) -> None:  # noqa: ARG001 (it is called as Hydra's own)
+    """In place of Hydra's own, the only one of its functions that draws; alone or inside another."""
+    raise _Drawn
+
+
+def _refuse_keys_of_the_sweeper(lines: Sequence[Override]) -> None:
+    """`hydra.sweeper.params` holds points beside those of the command line. Another sweeper's are its own to know."""
+    if any(line.key_or_group == "hydra/sweeper" for line in lines):
+        return
+    for line in lines:
+        if line.key_or_group.startswith("hydra.sweeper.params"):
+            value = str(line.input_line).partition("=")[2]
+            raise ConfigError(line.key_or_group, value, "adds points that nobody has looked at", "write -m key=a,b")
+
+
 def _refuse_repeated(lines: Sequence[Override]) -> None:
     seen: dict[str, Override] = {}
     for line in lines:
-        key = line.get_key_element()
+        key = line.get_key_element().lstrip("+~")
         if key in seen:
             values = f"{seen[key].input_line} and {line.input_line}"
             value = str(line.input_line).partition("=")[2]
@@ -156,4 +186,6 @@ def _as_sweep(line: Override) -> str:
     key, equals, value = text.partition("=")
     if line.is_sweep_override() or line.is_delete() or not value or key.startswith("run."):
         return text
+    if line.value() is None:  # which `choice` does not take; forced, so that Hydra does not look for its key
+        return f"++{key.lstrip('+')}{equals}{value}"
     return f"{key}{equals}choice({value})"

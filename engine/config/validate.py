@@ -42,9 +42,20 @@ def problems(composed: Composed, registry: Registry) -> list[ConfigError]:
     check = _Check(registry)
     check.node(composed.config, registry.run, "")
     errors = [error for error in check.errors if error.key not in composed.unresolved]
-    errors = [*composed.unresolved.values(), *errors]
+    errors = [*composed.unresolved.values(), *_told_by_the_clock(composed), *errors]
     wrong = {error.key for error in errors}
     return [error for error in errors if not _follows(error, composed, wrong)]
+
+
+def _told_by_the_clock(composed: Composed) -> Iterator[ConfigError]:
+    """Hydra's `${now:…}`: a run whose name, place or settings it decides is never found again by the same command."""
+    for key, text in composed.interpolated.items():
+        if _CLOCK.search(text):
+            problem = "another value at each start, so the same command would begin a new run instead of going on"
+            yield ConfigError(key, text, problem, "write a fixed value")
+
+
+_CLOCK = re.compile(r"\$\{\s*now\s*:")
 
 
 def _follows(error: ConfigError, composed: Composed, wrong: set[str]) -> bool:

@@ -4,7 +4,8 @@
 
 So whatever holds for a configuration holds here: options of groups and values may follow on the command line, `-m`
 sweeps, `--cfg job` prints. Interpolations between keys are put back, so that `schedule.max_turns=3` still reaches the
-harness; what the environment had set stays as it was, unless it is only a place on the machine.
+harness; what the environment had set stays as it was, unless it is only a place on the machine or a secret, of which
+only the variable's name was written.
 
 Invariant: without overrides the composed configuration is the written one, but for `run.fresh` and `run.other_data`,
 which are a command's business. The files lie in the cache under a digest of their contents, whole or not at all.
@@ -25,7 +26,8 @@ from hydra.types import RunMode
 from engine.config.bundle import NOT_HASHED, code_version
 from engine.config.compose import initialised
 from engine.config.composed import WRITTEN, Composed, Written
-from engine.config.schemas import CONFIG_NAME, ROOT, Registry, Schema, Tree, held_role, load_registry, slot_role
+from engine.config.credentials import Secret, conceal
+from engine.config.schemas import CONFIG_NAME, ROOT, TREE, Registry, Schema, Tree, held_role, load_registry, slot_role
 from engine.config.validate import MISSING
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.paths import cache_dir
@@ -51,8 +53,8 @@ def take(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
     return (given[0] if given else None), rest
 
 
-def read_written(given: str) -> Written:
-    """Read what a run wrote. Raises ConfigError."""
+def read_written(given: str, tree: Tree = TREE) -> Written:
+    """Read what a run wrote, its secrets being `Secret`. Raises ConfigError."""
     path = Path(given).expanduser()
     if given and path.is_dir():
         path = path / "config.yaml"
@@ -69,7 +71,12 @@ def read_written(given: str) -> Written:
     if not whole or not isinstance(description.get("configuration"), Mapping):
         problem = f"{path} was written by no run of this program: it has no configuration and configuration_hash"
         raise ConfigError(KEY, given, problem, _WAY_OUT)
-    return Written(given=given, path=path, description=description)
+    interpolated = description.get("interpolated")
+    interpolated = interpolated if isinstance(interpolated, Mapping) else {}
+    # A run of older code wrote its credentials.
+    configuration, interpolated = conceal(description["configuration"], interpolated, load_registry(tree.schemas))
+    known = {**description, "configuration": configuration, "interpolated": interpolated}
+    return Written(given=given, path=path, description=known)
 
 
 def written_tree(written: Written, tree: Tree) -> Tree:
@@ -93,6 +100,7 @@ def explained(composed: Composed, errors: ConfigErrors) -> ConfigErrors:
     """The errors of a configuration; those of a written one that this code refuses are told to be that."""
     written = composed.written
     own = {text.lstrip("+~").partition("=")[0] for text in composed.command_line}
+    own |= set(composed.unresolved)  # a variable that is not set here
     foreign = [error for error in errors.errors if not any(f"{error.key}.".startswith(f"{key}.") for key in own)]
     if written is None or not foreign:
         return errors
@@ -162,6 +170,8 @@ def _with_references(written: Written) -> dict[str, Any]:
 
 
 def _escaped(value: Any) -> Any:
+    if isinstance(value, Secret):
+        return value.reference
     if isinstance(value, Mapping):
         return {str(key): _escaped(child) for key, child in value.items()}
     if isinstance(value, list):

@@ -267,8 +267,10 @@ class Proxy(Protocol):
 class DrainableJob(Protocol):
     """A job that can end in order before it is done."""
 
-    def drain(self) -> None:
-        """Finish and write what is running, begin nothing new. From the event loop's thread; once is enough."""
+    def drain(self) -> bool:
+        """Finish and write what is running, begin nothing new. From the event loop's thread; once is enough.
+
+        Returns whether there is anything to finish: a job that is still starting is simply cancelled."""
         ...
 
 
@@ -425,4 +427,7 @@ class Trainer(Protocol):
 
     def load(self, directory: Path) -> None: ...
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """Let go of the model; from any thread. A step in another thread ends within one micro-batch, with
+        Interrupted; a save, a load or an export there is finished. It does not wait for them."""
+        ...

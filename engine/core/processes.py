@@ -1,14 +1,27 @@
-"""Child processes of the host side: started in their own session, killed whole when the caller is cancelled.
+"""Child processes of the host side: supervised, so that they end whole with the caller, however that ends.
 
-Invariant: when a coroutine here returns or raises, no process that it started is left.
+Invariant: when a coroutine here returns or raises, no process that stems from its command is left; after the caller's
+`kill -9` neither, as soon as the supervisor (`supervise.py`) has heard of it.
 """
 
 import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+_SUPERVISOR = Path(__file__).with_name("supervise.py")
+
+
+def supervised(command: Sequence[str], grace_s: float = 0.0, folder: Path | None = None) -> tuple[str, ...]:
+    """`command` under supervision, to be started by this very process: a supervisor refuses any other parent.
+
+    `grace_s`: seconds between asking it to end and killing it; `folder` is removed at its end."""
+    # -I and -S: the environment is the command's, the supervisor reads none of it
+    script = (sys.executable, "-I", "-S", str(_SUPERVISOR), str(grace_s), str(os.getpid()), str(folder or ""))
+    return (*script, *command)
 
 
 async def run_logged(
@@ -21,7 +34,7 @@ async def run_logged(
     """Run a host command, append its output to `log`, hand each line on; returns (exit code, last lines)."""
     tail: list[str] = []
     process = await asyncio.create_subprocess_exec(
-        *command,
+        *supervised(command),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -40,7 +53,7 @@ async def run_logged(
                     on_line(line)
         return await process.wait(), " / ".join(tail)
     finally:
-        await end(process)
+        await _stop(process)
 
 
 async def run_checked(
@@ -48,7 +61,7 @@ async def run_checked(
 ) -> tuple[int, str]:
     """Run a short host command, with this process's environment by default; returns (exit code, its output)."""
     process = await asyncio.create_subprocess_exec(
-        *command,
+        *supervised(command),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -60,7 +73,16 @@ async def run_checked(
         output, _ = await process.communicate()
         return process.returncode or 0, output.decode(errors="replace")
     finally:
-        await end(process)
+        await _stop(process)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """Have the supervisor kill what stems from its command, in whatever session, and wait for that."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
+    await asyncio.shield(process.wait())
+    await end(process)
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

@@ -1,7 +1,8 @@
 """Temporary folders that no killed process leaves for ever: whoever makes the next one of its kind removes them.
 
 `remove_abandoned` does so without making one (`job=reap`). Invariant: a folder is removed by its maker, or by another
-process of the same user once its maker is dead. Liveness is a lock that the kernel drops with the process.
+process of the same user once its maker is dead. Liveness is a lock that the kernel drops with the process; it is the
+last thing to go, so that a removal that was cut short is finished by the next one.
 """
 
 import contextlib
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_LOCK = ".lock"
+
 
 @contextmanager
 def temporary_folder(kind: str, below: Path | None = None) -> Iterator[Path]:
@@ -22,27 +25,49 @@ def temporary_folder(kind: str, below: Path | None = None) -> Iterator[Path]:
         below.mkdir(parents=True, exist_ok=True)
     remove_abandoned(kind, below)
     folder = Path(tempfile.mkdtemp(prefix=_prefix(kind, below), dir=below))
-    draft = folder / ".lock.draft"
+    draft = folder / f"{_LOCK}.draft"
     try:
         with draft.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            draft.rename(folder / ".lock")  # only a lock that is held has the name that others look for
+            draft.rename(folder / _LOCK)  # only a lock that is held has the name that others look for
             yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            _remove(folder)
 
 
-def remove_abandoned(kind: str, below: Path | None = None) -> list[Path]:
-    """Remove folders whose maker is dead, in the place where `temporary_folder` makes them; `*` stands for any kind."""
+def remove_abandoned(kind: str, below: Path | None = None, problems: list[str] | None = None) -> list[Path]:
+    """Remove folders whose maker is dead, in the place where `temporary_folder` makes them; `*` stands for any kind.
+
+    What cannot be removed is added to `problems`; whoever makes the next folder has none of it to mend."""
     removed = []
-    for lock in (below or Path(tempfile.gettempdir())).glob(f"{_prefix(kind, below)}*/.lock"):
-        with contextlib.suppress(OSError):  # held, gone meanwhile, or somebody else's
+    for lock in (below or Path(tempfile.gettempdir())).glob(f"{_prefix(kind, below)}*/{_LOCK}"):
+        try:
             if lock.lstat().st_uid == os.getuid() and not lock.is_symlink():
                 with lock.open() as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(lock.parent)
+                    _remove(lock.parent)
                     removed.append(lock.parent)
+        except (BlockingIOError, FileNotFoundError):  # held, or gone meanwhile
+            continue
+        except OSError as error:
+            if problems is not None:
+                problems.append(f"{lock.parent} ({error.strerror})")
     return removed
+
+
+def _remove(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != _LOCK:
+            entry.unlink()
+    (folder / _LOCK).unlink(missing_ok=True)
+    try:
+        folder.rmdir()
+    except OSError:  # a thread of the maker's still writes in it
+        (folder / _LOCK).touch()
+        raise
 
 
 def _prefix(kind: str, below: Path | None) -> str:

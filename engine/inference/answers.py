@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from engine.core.errors import AlignmentError, InferenceError
@@ -20,6 +21,22 @@ from engine.core.records import Generation, ModelInfo
 
 _NO_EVIDENCE = -9999.0
 """vLLM's stand-in for a log-probability that it does not have."""
+
+
+def check_status(status: int, body: bytes, session: str) -> None:
+    """Raises InferenceError with the server's own words."""
+    if status != 200:
+        raise InferenceError(f"vLLM answered {session} with {status}: {reason(body)}")
+
+
+def reason(body: bytes) -> str:
+    """The message of an error's body on one line."""
+    try:
+        told = orjson.loads(body)
+        text = told["error"]["message"] if isinstance(told.get("error"), dict) else told.get("error") or str(told)
+    except (ValueError, KeyError, AttributeError):
+        text = body.decode("utf-8", "replace")
+    return " ".join(str(text).split())[:500]
 
 
 def generation(answer: Mapping[str, Any], model: ModelInfo, prompt: int, routed_start: int, version: int) -> Generation:

@@ -1,23 +1,29 @@
 """One server process: start, wait until it answers, know when it died and why, stop all of it.
 
-Invariant: after `stop` (or after this process dies, however) nothing of the server is left; `supervise.py` sees to
-that. A server that dies or never answers is a RunError that ends with its log's last lines.
+Invariant: after `stop` (or after this process dies, however) nothing of the server is left; `core/supervise.py` sees
+to that. A server that dies or never answers is an error that ends with its log's last lines.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from engine.core.errors import RunError
+from engine.core.processes import supervised
 
 _log = logging.getLogger(__name__)
-_TAIL_BYTES = 16_384
+_TAIL_BYTES = 65_536
+_LINE = 300
+"""Characters of a line of the log that are shown."""
+_PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?([A-Z]+ [\d-]+ [\d:]+ \[[\w.]+:\d+\] )?")
+"""Of vLLM's lines: process, level, time and place."""
+_HARMLESS = re.compile(r"^(\(\w+ pid=\d+\) )?(DEBUG|INFO|WARNING) ")
 _PROGRESS_S = 10.0
 
 
@@ -30,6 +36,10 @@ def port_taken(port: int) -> bool:
         except OSError:
             return True
     return False
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"
 
 
 class ServerProcess:
@@ -48,12 +58,9 @@ class ServerProcess:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         if self.log.exists():  # of the process before, which may tell why it ended
             self.log.replace(self.log.with_name(f"{self.log.name}.1"))
-        script = str(Path(__file__).with_name("supervise.py"))
-        supervisor = (sys.executable, script, str(grace_s), str(os.getpid()), str(folder or ""))
         with self.log.open("wb") as output:
             self._process = await asyncio.create_subprocess_exec(
-                *supervisor,
-                *self._command,
+                *supervised(self._command, grace_s, folder),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -70,7 +77,7 @@ class ServerProcess:
         return self._process is not None and self._process.returncode is None
 
     async def wait_until(self, ready: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
-        """Poll `ready` until it is true. Raises RunError when the server dies or the time is over."""
+        """Poll `ready` until it is true. Raises RunError when the server dies, TimeoutError when the time is over."""
         loop = asyncio.get_running_loop()
         started = told = loop.time()
         while not await ready():
@@ -78,7 +85,7 @@ class ServerProcess:
             if not self.alive:
                 raise RunError(f"{self.name} died at start ({self.status()}): {self.tail()}")
             if now - started > timeout_s:
-                raise RunError(f"{self.name} was not ready after {timeout_s:.0f} s, see {self.log}: {self.tail()}")
+                raise TimeoutError(f"{self.name} was not ready after {timeout_s:g} s: {self.tail()}")
             if now - told >= _PROGRESS_S:
                 told = now
                 _log.info("%s: starting, %.0f s so far, log in %s", self.name, now - started, self.log)
@@ -89,19 +96,31 @@ class ServerProcess:
         """`running`, or how it ended."""
         if self._process is None:
             return "not started"
-        return "running" if self._process.returncode is None else f"exit code {self._process.returncode}"
+        code = self._process.returncode
+        if code is None:
+            return "running"
+        number = -code if code < 0 else code - 128  # the supervisor's own death, or as it tells its command's
+        killed = f", killed by {signal.Signals(number).name}" if number in set(signal.Signals) else ""
+        return f"exit code {code}{killed}"
 
-    def tail(self, lines: int = 6) -> str:
-        """The log's last lines on one line, the informative ones first: an error's own line if there is one."""
+    def tail(self, lines: int = 3) -> str:
+        """The log's last lines on one line: those of errors if there is one, each without its prefix, and none that
+        only says an earlier one again."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
                 text = file.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return "no log"
-        told = [line.strip() for line in text if line.strip()]
-        wanted = [line for line in told if "Error:" in line or "error:" in line] or told
-        return " | ".join(wanted[-lines:]) or "empty log"
+        told = [plain for line in text if (plain := _PREFIX.sub("", line).strip())]
+        grave = [_PREFIX.sub("", line).strip() for line in text if not _HARMLESS.match(line)]
+        wanted = [line for line in grave if "Error:" in line or "error:" in line] or told
+        new: list[str] = []
+        for line in wanted:
+            said = line.partition("Error: ")[2] or line
+            if not any(said in other or (other.partition("Error: ")[2] or other) in line for other in new):
+                new.append(line)
+        return " | ".join(_short(line) for line in new[-lines:]) or "empty log"
 
     async def stop(self) -> None:
         """End it and all it started; safe to call at any time and again."""

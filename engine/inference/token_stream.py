@@ -11,6 +11,7 @@ import orjson
 
 from engine.core.contracts import TokenSink
 from engine.core.errors import InferenceError
+from engine.inference.answers import reason
 
 _DATA = "data: "
 _END = "[DONE]"
@@ -30,7 +31,7 @@ async def whole_answer(lines: AsyncIterator[str], sink: TokenSink) -> Mapping[st
             break
         event = orjson.loads(data)
         if "error" in event:
-            raise InferenceError(f"vLLM gave up a generation: {_reason(event['error'])}")
+            raise InferenceError(f"vLLM gave up a generation: {reason(data.encode())}")
         usage = event.get("usage") or usage
         for choice in event["choices"]:
             new = choice.get("token_ids") or []
@@ -43,8 +44,3 @@ async def whole_answer(lines: AsyncIterator[str], sink: TokenSink) -> Mapping[st
         raise InferenceError("vLLM's stream ended before the generation did")
     whole = {"token_ids": ids, "logprobs": {"content": logprobs}, "routed_experts": None} | last
     return {"choices": [whole], "usage": usage}
-
-
-def _reason(error: Any) -> str:
-    text = error.get("message") if isinstance(error, Mapping) else error
-    return " ".join(str(text).split())[:500]

@@ -23,14 +23,16 @@ import httpx
 import orjson
 
 from engine.core.contracts import Say, TokenSink
+from engine.core.credentials import HIDDEN, is_credential
 from engine.core.errors import ConfigError, InferenceError, RunError, WeightSyncError
 from engine.core.records import Generation, ModelInfo
 from engine.core.temporary import temporary_folder
-from engine.inference.answers import generation, prompt_logprobs
+from engine.inference.answers import check_status, generation, prompt_logprobs, reason
 from engine.inference.gate import Gate
 from engine.inference.probe import WeightProbe
 from engine.inference.process import ServerProcess, port_taken
 from engine.inference.token_stream import whole_answer
+from engine.inference.vllm_faults import interpreter_fault, way_out
 from engine.inference.vllm_folder import FOLDER, folder_problems, server_variables
 from engine.inference.vllm_plugin import BACKEND, LONGEST_S, PAUSE, read_pause
 from engine.inference.weight_file import Shapes, check_same, checkpoint_shapes
@@ -117,15 +119,20 @@ class VllmServer:
         if self.python is None and importlib.util.find_spec("vllm") is None:
             way = "run scripts/setup, or name an interpreter that has vLLM"
             errors.append(ConfigError("inference.python", self.python, "vLLM is not installed here", way))
-        if self.python is not None and shutil.which(self.python) is None:
-            way = "name an executable, or null for this interpreter"
-            errors.append(ConfigError("inference.python", self.python, "no such interpreter", way))
+        if self.python is not None:
+            fault = interpreter_fault(self.python) if shutil.which(self.python) else "no such interpreter"
+            way = "name an interpreter that has vLLM, or null for this one"
+            errors += [ConfigError("inference.python", self.python, fault, way)] if fault else []
         if self.port is not None and port_taken(self.port):
             errors.append(self._taken(self.port))
         for name in self.arguments:
             if name.replace("_", "-").removeprefix("no-") in _OWN_ARGUMENTS:
                 way = "remove it; model, scale and the other inference keys decide it"
                 errors.append(ConfigError(f"inference.arguments.{name}", self.arguments[name], "set already", way))
+            elif is_credential(name.replace("-", "_").rpartition("_")[2]):
+                way = "leave it out, or set its variable (HF_TOKEN) in the shell or in inference.environment"
+                problem = "a credential would stand in the list of processes and in vLLM's log"
+                errors.append(ConfigError(f"inference.arguments.{name}", HIDDEN, problem, way))
         return [*errors, *folder_problems(), *self._pause_problems()]
 
     def _pause_problems(self) -> Iterator[ConfigError]:
@@ -165,11 +172,22 @@ class VllmServer:
         self._client = httpx.AsyncClient(base_url=address, transport=transport, trust_env=False)
         try:
             await self._server.start(self.stop_grace_s, folder)
-            await self._server.wait_until(self._healthy, self.start_timeout_s)
+            await self._wait()
             await self._control("/init_weight_transfer_engine", {"init_info": {}})
         except BaseException:
             await self.stop()
             raise
+
+    async def _wait(self) -> None:
+        """Until it serves. Raises RunError, with the way out in this configuration's keys."""
+        assert self._server is not None
+        try:
+            await self._server.wait_until(self._healthy, self.start_timeout_s)
+        except TimeoutError as error:
+            way = f"raise inference.start_timeout_s={self.start_timeout_s:g}, or see what it does"
+            raise RunError(f"{error}; {way}: {self._server.log}") from error
+        except RunError as error:
+            raise RunError(f"{error}; {way_out(str(error), vars(self))}; its log is {self._server.log}") from error
 
     async def restart(self) -> None:
         """As the contract says. Generations that were in flight fail; none goes on in the new process."""
@@ -320,7 +338,7 @@ class VllmServer:
         """One attempt."""
         if sink is None:
             response = await self._post(_GENERATE, body, self.request_timeout_s)
-            _check_status(response, session)
+            check_status(response.status_code, response.content, session)
             answer: Mapping[str, Any] = orjson.loads(response.content)
             return answer
         if self._client is None:
@@ -331,8 +349,7 @@ class VllmServer:
             self._client.stream("POST", _GENERATE, content=body, headers=_JSON, timeout=timeout) as response,
         ):
             if response.status_code != 200:
-                await response.aread()
-            _check_status(response, session)
+                check_status(response.status_code, await response.aread(), session)
             return await whole_answer(response.aiter_lines(), sink)
 
     # ---------------------------------------------------------------- weights
@@ -367,7 +384,7 @@ class VllmServer:
             raise RunError(f"vLLM did not answer {name} ({self._state()}): {error!r}") from error
         if response.status_code != 200:
             tail = self._server.tail(2) if self._server else ""
-            raise RunError(f"vLLM refused {name} with {response.status_code}: {_reason(response)}; {tail}")
+            raise RunError(f"vLLM refused {name} with {response.status_code}: {reason(response.content)}; {tail}")
         answer: Mapping[str, Any] = orjson.loads(response.content)
         return answer
 
@@ -384,7 +401,7 @@ class VllmServer:
         if self._server is None:
             return "not started"
         status = self._server.status()
-        return status if self._server.alive else f"{status}; its log ends: {self._server.tail(2)}"
+        return status if self._server.alive else f"{status}; {self._server.log} ends: {self._server.tail(2)}"
 
 
 def _flag(name: str, value: Any) -> list[str]:
@@ -394,18 +411,3 @@ def _flag(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
     return [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
-
-
-def _check_status(response: httpx.Response, session: str) -> None:
-    if response.status_code != 200:
-        raise InferenceError(f"vLLM answered {session} with {response.status_code}: {_reason(response)}")
-
-
-def _reason(response: httpx.Response) -> str:
-    """The server's error message on one line."""
-    try:
-        body = orjson.loads(response.content)
-        text = body["error"]["message"] if isinstance(body.get("error"), dict) else body.get("error") or str(body)
-    except (ValueError, KeyError, AttributeError):
-        text = response.text
-    return " ".join(str(text).split())[:500]

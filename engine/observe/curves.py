@@ -4,6 +4,8 @@ Invariant: only finished steps count, so a step in progress changes nothing. Rew
 Refuses a folder that holds no run.
 """
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -34,6 +36,8 @@ class Curves:
     """Training rewards of each step, sampled before its update."""
     held_out: tuple[Rewards, ...]
     """Validation rewards by the number of updates before them, from 0 to all; empty where there was none."""
+    unread: int
+    """Steps and validations whose rewards are empty because there was no time to read their trials."""
 
     @cached_property
     def training(self) -> tuple[Estimate | None, ...]:
@@ -73,29 +77,42 @@ class Curves:
         return sorted({name for record in self.steps for name in record.metrics})
 
 
-def read_curves(layout: Layout) -> Curves:
-    """Raises RunError where a file is damaged."""
+def read_curves(layout: Layout, within_s: float = math.inf) -> Curves:
+    """Raises RunError where a file is damaged.
+
+    `within_s`: after so many seconds the trials of older steps are left unread. What is read is kept, so asking again
+    goes on from there: a run of a thousand steps has tens of thousands of trials."""
     reader = Reader(layout)
     steps = tuple(reader.steps())
     state = reader.state() or {}
+    until = time.monotonic() + within_s
+    read: dict[tuple[Split, int], Rewards] = {}
+    places: list[tuple[Split, int]] = [("validation", version) for version in range(len(steps) + 1)]
+    places += [("train", record.step) for record in steps]
+    for split, step in sorted(places, key=lambda place: place[1], reverse=True):
+        if time.monotonic() < until:
+            read[split, step] = _rewards(reader, step, split)
     return Curves(
         name=layout.root.resolve().name,
         phase=str(state.get("phase", "")),
         planned=state.get("steps", 0),
         wall_s=float(state.get("wall_s", 0.0)),
         steps=steps,
-        rewards=tuple(_rewards(reader, record.step, "train") for record in steps),
-        held_out=tuple(_rewards(reader, version, "validation") for version in range(len(steps) + 1)),
+        rewards=tuple(read.get(("train", record.step), {}) for record in steps),
+        held_out=tuple(read.get(("validation", version), {}) for version in range(len(steps) + 1)),
+        unread=len(places) - len(read),
     )
 
 
 def _rewards(reader: Reader, step: int, split: Split) -> Rewards:
     names = tuple(reader.trials(step, split))
+    if not names:
+        return {}
     folder = reader.layout.trials(step, split).absolute()
-    return _read_rewards(reader.layout.root.absolute(), step, split, names, folder.stat().st_mtime_ns if names else 0)
+    return _read_rewards(reader.layout.root.absolute(), step, split, names, folder.stat().st_mtime_ns)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=20_000)
 def _read_rewards(root: Path, step: int, split: Split, names: tuple[str, ...], changed_ns: int) -> Rewards:  # noqa: ARG001
     """Kept while the folder stays as it is: trials do not change, and a run may have thousands. `changed_ns`: a key."""
     reader, rewards = Reader(Layout(root=root)), dict[str, list[float]]()

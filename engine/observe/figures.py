@@ -192,7 +192,8 @@ def _stages(runs: Sequence[Curves]) -> Figure:
         id="stages",
         title="Stages of a trial",
         caption="Median, with a whisker up to the 90th percentile, over the trials of a step. "
-        "`first_request`: from the harness's start to its first call of the model. Other runs: click in the legend.",
+        "`first_request`: from the harness's start to its first call of the model."
+        + (" Other runs: click in the legend." if len(runs) > 1 else ""),
         y_title="seconds",
         traces=traces,
         y_axis={"type": "log"},

@@ -7,6 +7,7 @@ from typing import Any
 from engine.core.records import Scored, StepRecord
 from engine.observe.progress import Note, ProgressView, Shown, make_progress
 from engine.store.layout import Layout
+from engine.store.reader import Reader
 from engine.store.writer import Writer
 
 
@@ -25,13 +26,15 @@ class Observer:
         self._board: Any = None
 
     def start(self, layout: Layout, beats: Sequence[Callable[[], None]] = ()) -> None:
-        """Begin to show; opens the TensorBoard file. `beats` are called about once a second, in a thread."""
+        """Begin to show; TensorBoard's file is made anew of the finished steps but the last, which is still to be
+        shown, with its validation. `beats` are called about once a second, in a thread."""
         self._shown = make_progress(self.progress_interval_s, beats)
         self._progress = self._shown.__enter__()
         if self.tensorboard:
             from engine.observe.tensorboard import TensorBoard
 
-            self._board = TensorBoard(layout.tensorboard)
+            done = [(record, layout.step(record.step).stat().st_mtime) for record in Reader(layout).steps()[:-1]]
+            self._board = TensorBoard(layout.tensorboard, done)
 
     def say(self, line: str) -> None:
         """Show one line that stays."""
@@ -51,8 +54,14 @@ class Observer:
             ended.append(f"reward {sum(rewards) / len(rewards):.2f}")
         self.phase(name, len(done), total, lambda: ", ".join(part for part in (running(), *ended) if part))
 
-    def step(self, record: StepRecord, steps: int, writer: Writer) -> None:
-        """Show a finished step, and raise an alarm where rollout and trainer part."""
+    def judge(self, record: StepRecord, writer: Writer) -> None:
+        """Keep an alarm where rollout and trainer part; the same step again keeps the same one."""
+        if self._parted(record):
+            correlation = record.metrics.get("alignment/pearson_r")
+            writer.alert(record.step, "correlation", {"pearson_r": correlation})
+
+    def step(self, record: StepRecord, steps: int) -> None:
+        """Show a finished step, and say so where rollout and trainer part."""
         metrics = record.metrics
         if self._board is not None:
             self._board.step(record, time.time())
@@ -74,7 +83,6 @@ class Observer:
         self.say(f"step {record.step + 1}/{steps} done · {shown}")
         parted = self._parted(record)
         if parted:
-            writer.alert("correlation", {"step": record.step, "pearson_r": metrics.get("alignment/pearson_r")})
             self.say(f"ALARM: rollout-to-trainer correlation {parted}")
 
     def _parted(self, record: StepRecord) -> str:

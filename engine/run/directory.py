@@ -15,6 +15,7 @@ import yaml
 from engine.config.built import Built
 from engine.config.bundle import decisive, differences
 from engine.core.errors import ConfigError
+from engine.core.whole import make_folder, remove_drafts
 from engine.store.claim import claim
 from engine.store.layout import Layout
 
@@ -30,13 +31,13 @@ def open_directory(built: Built) -> Iterator[Layout]:
             if built.fresh and layout.root.is_dir():
                 _hold(layout, held)
                 _set_aside(layout.root)
-            layout.root.mkdir(parents=True, exist_ok=True)
+            make_folder(layout.root)
             _hold(layout, held)
         except OSError as error:
             problem = f"{layout.root} cannot be made or written ({error.strerror})"
             raise ConfigError("run.root", str(layout.root.parent), problem, "name a folder to write to") from error
         _check_same(built, layout)
-        shutil.rmtree(layout.scratch, ignore_errors=True)  # of a process that was killed
+        remove_leftovers(layout)
         yield layout
 
 
@@ -44,6 +45,15 @@ def check_directory(built: Built) -> None:
     """Raise ConfigError where the run's directory holds another configuration; touches nothing."""
     if not built.fresh:
         _check_same(built, Layout(root=built.directory))
+
+
+def remove_leftovers(layout: Layout) -> list[Path]:
+    """Remove what a killed process left in a run's directory, which is held; returns what was removed."""
+    removed = remove_drafts(layout.root)
+    if layout.scratch.is_dir():
+        shutil.rmtree(layout.scratch, ignore_errors=True)
+        removed.append(layout.scratch)
+    return removed
 
 
 def _hold(layout: Layout, held: ExitStack) -> None:

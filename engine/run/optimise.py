@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from engine.config.built import Built
 from engine.core.errors import LegoError, RunError
 from engine.core.records import Batch, Group, Recomputed, Scored, StepRecord
+from engine.core.whole import make_folder
 from engine.observe.trials import trial_metrics
 from engine.run.workbench import Workbench
 from engine.samples.alignment import check_batch, compare_batch
@@ -90,7 +91,7 @@ class Optimiser:
 
     async def checkpoint(self, version: int) -> None:
         """Save all that the next step depends on."""
-        self._layout.checkpoints.mkdir(parents=True, exist_ok=True)
+        make_folder(self._layout.checkpoints)
         await asyncio.to_thread(self._bench.trainer.save, self._layout.checkpoint(version))
         if self._checkpoints_kept is not None:
             await asyncio.to_thread(self._prune, version - self._checkpoints_kept)

@@ -1,4 +1,5 @@
-"""`from=RUN`: what differs between a run as it was written and the same run here, told before it starts.
+"""`from=RUN`, and a run that goes on: what differs between a run as it was written and the same run here, told before
+it starts.
 
 Invariant: versions, machine and what the command line changes are told; other tasks or another checkpoint than the
 configuration had there make another experiment, and are refused unless `run.other_data=true`, or the command line
@@ -7,6 +8,7 @@ itself asks for others.
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from engine.config.built import Built
@@ -41,7 +43,27 @@ def tell(built: Built, here: Description) -> None:
         return
     print("\n".join(told(built.written, here)), file=sys.stderr, flush=True)
     if not built.other_data:
-        _refuse_other_data(built.written, here)
+        _refuse_other_data(built.written.description, here, ("from", built.written.given))
+
+
+def resumed(built: Built, there: Description | None, here: Description) -> Description:
+    """What a run's directory says of it when it goes on: what its first start wrote, and what differs since.
+
+    `there`: what it says now; None at the first start. Says on standard error what differs. Raises ConfigError for
+    other data that nobody asked for: the weights are of those that the run began with."""
+    if there is None:
+        return here
+    found = [f"{topic}: {text}" for topic, text in _differences(there, here)]
+    if not found:
+        return there
+    print("\n  ".join((f"going on with {built.directory}; what differs here:", *found)), file=sys.stderr, flush=True)
+    if not built.other_data:
+        _refuse_other_data(there, here, ("run.name", built.directory.name))
+    before = list(there.get("resumed") or ())
+    if before and before[-1].get("differs") == found:
+        return there
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {**there, "resumed": [*before, {"at": now, "differs": found}]}
 
 
 def told(written: Written, here: Description) -> list[str]:
@@ -74,8 +96,8 @@ def _differences(there: Description, here: Description) -> Iterator[Difference]:
         yield "checkpoint", f"{there.get('checkpoint')} → {here['checkpoint']}" if "checkpoint" in here else _NOT_BUILT
 
 
-def _refuse_other_data(written: Written, here: Description) -> None:
-    there = written.description
+def _refuse_other_data(there: Description, here: Description, asked: tuple[str, str]) -> None:
+    """`asked`: key and value by which the run was named."""
     others = []
     tasks = _tasks(_mapping(there, "data"), here["data"])
     if tasks and "data" in there and _same(there, here, _DATA):
@@ -85,7 +107,7 @@ def _refuse_other_data(written: Written, here: Description) -> None:
     if others:
         problem = f"the same configuration gives {' and '.join(others)} here, which is another experiment"
         way_out = "bring that run's tasks and checkpoint here, or set run.other_data=true"
-        raise ConfigError("from", written.given, problem, way_out)
+        raise ConfigError(*asked, problem, way_out)
 
 
 def _same(there: Description, here: Description, keys: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ so, the open one resumes. The record is written again whenever a point begins or
 printed after the last one, and whenever one fails.
 
 Invariant: nothing is kept here alone: what became of a point is read from its run's directory. Refuses two points that
-are one run.
+are one run, and a sweep that another process is running.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from engine.config.built import Built, RunJob
 from engine.config.composed import Composed
 from engine.core.errors import ConfigError, RunError
 from engine.core.whole import write_whole
+from engine.store.claim import claim
 from engine.store.layout import Layout
+from engine.store.reader import Reader
 from engine.store.state import read_state
 
 _WIDE = 1000
@@ -75,11 +78,15 @@ class _Point:
 class Runner:
     """`engine.config.sweep.Program`: runs one configuration, or takes up a sweep's points and then runs them."""
 
-    def __init__(self, execute: Callable[[Composed], int]) -> None:
+    def __init__(self, execute: Callable[[Composed], int], asked: Callable[[], bool]) -> None:
+        """`asked`: whether the program was asked to end."""
         self._execute = execute
+        self._asked = asked
         self._points: list[_Point] = []
         self._root = Path()
         self._record = Path()
+        self._held = ExitStack()
+        """The record's claim: until this process ends."""
 
     def __call__(self, composed: Composed) -> int:
         return self._execute(composed)
@@ -98,9 +105,25 @@ class Runner:
         name = experiments.pop() if len(experiments) == 1 else "sweep"
         facts = json.dumps([[point.name, point.hash] for point in self._points])
         self._record = self._root / "sweeps" / f"{name}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+        self._claim()
         return self._record
 
+    def _claim(self) -> None:
+        try:
+            self._record.mkdir(parents=True, exist_ok=True)
+            holder = self._held.enter_context(claim(Layout(root=self._record)))
+        except OSError as error:
+            problem = f"the sweep's record cannot be written ({error.strerror})"
+            raise ConfigError("run.root", str(error.filename), problem, "name a folder to write to") from error
+        if holder:
+            problem = f"process {holder} is running this very sweep, with its record in {self._record}"
+            raise ConfigError("run.root", str(self._root), problem, "wait for it or end it, or name another folder")
+
     def run_point(self, index: int, composed: Composed) -> int:
+        if self._asked():  # the point before was finished all the same, no other is begun
+            if self._points:
+                print(f"{self._write()}{self._record}", flush=True)
+            raise KeyboardInterrupt
         if index >= len(self._points):  # of a sweeper that makes its points up as it goes
             return self._execute(composed)
         point = self._points[index]
@@ -167,7 +190,7 @@ def _look(layout: Layout) -> dict[str, Any]:
         rewards = json.loads(layout.summary.read_text(encoding="utf-8"))["reward"]
     except (OSError, ValueError, KeyError, TypeError):
         rewards = {}
-    return {"phase": phase, "steps": len(list(layout.steps.glob("step=*.parquet"))), "rewards": rewards}
+    return {"phase": phase, "steps": len(Reader(layout).step_files()), "rewards": rewards}
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

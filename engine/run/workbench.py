@@ -14,6 +14,7 @@ from engine.config.built import Built
 from engine.core.contracts import ImageStore, Say, Trainer
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.records import ImageSpec, ModelInfo
+from engine.core.threads import to_the_end
 from engine.run import warm_start
 from engine.run.keeper import EngineKeeper
 from engine.run.trial import Workshop
@@ -94,7 +95,7 @@ async def open_workbench(
         )
     finally:
         tell("stopping")
-        problems += await asyncio.shield(_stop(built))
+        problems += await to_the_end(_stop(built))
     for problem in problems:
         raise problem
 
@@ -118,12 +119,14 @@ async def _start_trainer_and_engine(
 
 
 async def _stop(built: Built) -> list[Exception]:
-    """Stop in reverse; every `stop` is idempotent, so what never started is no special case. Returns what failed."""
+    """Stop in reverse; every `stop` is idempotent, so what never started is no special case. Returns what failed.
+
+    The trainer is asked first: an update in its thread then ends while the others do."""
     problems: list[Exception] = []
+    built.train.stop()
     for component in (built.proxy, built.inference, built.sandbox):
         try:
             await component.stop()
         except Exception as problem:
             problems.append(problem)
-    built.train.stop()
     return problems

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.core.errors import AlignmentError, NoTrainableToken, RunError
-from engine.core.records import Batch, Group, Row, Segment, TrialKey
+from engine.core.records import Batch, Group, Row, Segment, Termination, TrialKey
 
 
 def make_batch(groups: Sequence[Group], *, step: int, policy_version: int) -> Batch:
@@ -42,9 +42,12 @@ def make_batch(groups: Sequence[Group], *, step: int, policy_version: int) -> Ba
     if not any(bool(row.target.any()) for row in rows):
         lost = Counter(one.trajectory.termination.value for group in groups for one in group.excluded)
         why = f" ({', '.join(f'{name} {count}' for name, count in lost.items())})" if lost else ""
+        time = Termination.AGENT_TIMEOUT in lost  # never tried again: the task's own limit decides it
+        way_out = ", or raise tasks.agent_timeout_s, the agent's wall clock" if time else ""
         raise NoTrainableToken(
             f"step {step}: {trajectory} kept and {lost.total()} excluded trajectories{why} hold no sampled token, so "
-            "nothing can be trained; look at the excluded ones' reasons, or at the harness's rule for side calls"
+            f"nothing can be trained; mend what the run's ledger/step={step}.jsonl names as reasons{way_out}, or the "
+            "harness's rule for side calls"
         )
     if len(temperatures) != 1:
         raise RunError(f"step {step}: rollouts at temperatures {sorted(temperatures)}; one batch takes one temperature")

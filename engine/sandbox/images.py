@@ -2,8 +2,8 @@
 
 An image is decided by its ImageSpec and the builder's format version alone, so the same specification is the same
 folder for every run and every process of this machine. It appears whole or not at all: it is built in a temporary
-sibling under a lock, marked `.complete`, then renamed. Nothing of this machine's settings (mirrors, certificates,
-resolver, package indexes) stays in it.
+folder beside it under a lock, marked `.complete`, then renamed. Nothing of this machine's settings (mirrors,
+certificates, resolver, package indexes) stays in it.
 
 Refuses: a Debian root without root rights or debootstrap; Python packages with compiled parts in a plain package
 folder, because the interpreter that will load them is not known; npm packages without npm, or in a Debian root.
@@ -27,6 +27,9 @@ from engine.core.errors import ConfigError, SandboxError
 from engine.core.paths import cache_dir
 from engine.core.processes import run_checked, run_logged
 from engine.core.records import ImageSpec
+from engine.core.temporary import temporary_folder
+from engine.core.threads import to_the_end
+from engine.core.whole import move_into_place
 from engine.sandbox import pip_settings
 
 FORMAT = 1
@@ -139,31 +142,25 @@ async def _lock(path: Path, what: str, say: Say) -> AsyncIterator[None]:
 
 
 async def _build(spec: ImageSpec, target: Path, say: Say) -> None:
-    """Build into a temporary sibling and rename; called under the image's lock."""
-    for stale in target.parent.glob(f".{target.name}.tmp-*"):
-        await asyncio.to_thread(shutil.rmtree, stale)
+    """Build into a temporary folder and rename; called under the image's lock."""
     if target.exists():
         await asyncio.to_thread(shutil.rmtree, target)
-    temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     log = target.with_name(f"{target.name}.log")
     log.unlink(missing_ok=True)
     begun = time.monotonic()
-    try:
-        temporary.mkdir(mode=0o755)
-        # The folder becomes `/` of sandboxes whose user is not root: the umask must not close it.
-        temporary.chmod(0o755)
-        builder = _Builder(spec, temporary, log, say)
+    with temporary_folder("image", target.parent) as place:
+        root = place / "root"
+        root.mkdir()
+        root.chmod(0o755)  # it becomes `/` of sandboxes whose user is not root: the umask must not close it
+        builder = _Builder(spec, root, log, say)
         if spec.suite is not None:
             await builder.root(spec.suite)
         elif spec.npm:
             await builder.node_modules()
         elif spec.pip:
             await builder.folder()
-        (temporary / ".complete").write_text(json.dumps(_description(spec), indent=1) + "\n")
-        temporary.rename(target)
-    except BaseException:
-        await asyncio.shield(asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True))
-        raise
+        (root / ".complete").write_text(json.dumps(_description(spec), indent=1) + "\n")
+        await to_the_end(asyncio.to_thread(move_into_place, root, target))
     say(f"image {spec.name}: built in {time.monotonic() - begun:.0f} s")
 
 
@@ -218,12 +215,9 @@ class _Builder:
         """A plain folder of pure-Python packages."""
         target = str(self._folder)
         command = [sys.executable, "-m", "pip", "install", "--no-compile", "--target", target, *self._spec.pip]
-        scratch = self._folder.with_name(f"{self._folder.name}-pip")  # in pip's own place it would outlive a killed pip
+        scratch = self._folder.with_name("pip")  # in pip's own place it would outlive a killed pip
         scratch.mkdir()
-        try:
-            await self._run(command, self._host() | pip_settings.QUIET | {"TMPDIR": str(scratch)}, _pip_phase)
-        finally:
-            await asyncio.shield(asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True))
+        await self._run(command, self._host() | pip_settings.QUIET | {"TMPDIR": str(scratch)}, _pip_phase)
         compiled = sorted(path.name for path in self._folder.rglob("*.so*"))
         if compiled:
             raise SandboxError(

@@ -59,21 +59,29 @@ def reap(owner: str | None) -> tuple[str, ...]:
     """Remove every sandbox whose process is gone: of one owner, or (None) of all; returns their names.
 
     Raises SandboxError naming what could not be removed, after having tried everything."""
-    if not _base().is_dir():
-        return ()
-    reaped: list[str] = []
-    problems: list[str] = []
-    with _ledger_lock():
-        owners = [_owner_folder(owner)] if owner is not None else [path for path in _base().iterdir() if path.is_dir()]
-        for session in [path for folder in owners if folder.is_dir() for path in folder.iterdir() if path.is_dir()]:
-            with _abandoned(session) as abandoned:
-                if abandoned:
-                    names, trouble = _reap_session(session)
-                    reaped += names
-                    problems += trouble
+    reaped, problems = reap_sessions(owner)
     if problems:
         raise SandboxError(f"leftovers of a dead run remain: {'; '.join(problems)}")
     return tuple(reaped)
+
+
+def reap_sessions(owner: str | None) -> tuple[list[str], list[str]]:
+    """As `reap`, for who has more to do: names, and what could not be removed and why."""
+    reaped: list[str] = []
+    problems: list[str] = []
+    if not _base().is_dir():
+        return reaped, problems
+    with _ledger_lock():
+        folders = [_owner_folder(owner)] if owner is not None else [path for path in _base().iterdir() if path.is_dir()]
+        for session in [path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_dir()]:
+            try:
+                with _abandoned(session) as abandoned:
+                    names, trouble = _reap_session(session) if abandoned else ([], [])
+            except OSError as error:
+                names, trouble = [], [f"{session} ({error.strerror})"]
+            reaped += names
+            problems += trouble
+    return reaped, problems
 
 
 def _reap_session(session: Path) -> tuple[list[str], list[str]]:

@@ -9,7 +9,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import secrets
 import struct
 import subprocess
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from engine.core.errors import SandboxError
 from engine.core.paths import cache_dir
+from engine.core.temporary import temporary_folder
 from engine.sandbox import files
 from engine.sandbox.tools import find
 
@@ -119,16 +119,13 @@ def _blank_disk(size_mb: int) -> Path:
     mkfs = find("mkfs.ext4")
     if mkfs is None:
         raise SandboxError("mkfs.ext4 is not installed: apt-get install -y --no-install-recommends e2fsprogs")
-    blank.parent.mkdir(parents=True, exist_ok=True)
-    draft = blank.with_name(f".{blank.name}.{secrets.token_hex(4)}")
-    command = (mkfs, "-q", "-F", "-m", "0", "-O", "^has_journal,^resize_inode", str(draft))
-    try:
+    with temporary_folder("disk", blank.parent) as folder:
+        draft = folder / blank.name
+        command = (mkfs, "-q", "-F", "-m", "0", "-O", "^has_journal,^resize_inode", str(draft))
         with draft.open("wb") as file:
             file.truncate(size_mb << 20)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise SandboxError(f"{' '.join(command)} failed: {' '.join(done.stderr.split())}")
         draft.replace(blank)
-    finally:
-        draft.unlink(missing_ok=True)
     return blank

@@ -5,13 +5,12 @@ and leaves out those that name folders of this machine.
 """
 
 import ast
-import asyncio
 import os
 import shutil
 import sys
 from pathlib import Path
 
-from engine.core.processes import end
+from engine.core.processes import run_checked
 
 QUIET = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_ROOT_USER_ACTION": "ignore"}
 _CARRIED = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout", "retries")
@@ -39,23 +38,9 @@ async def for_chroot(folder: Path, inside: str) -> dict[str, str]:
 
 async def _configured() -> dict[str, str]:
     """pip's settings from its files and PIP_* variables, by option name; the more specific wins."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "pip",
-        "config",
-        "list",
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        output, _ = await process.communicate()
-    finally:
-        await end(process)
+    _, output = await run_checked([sys.executable, "-m", "pip", "config", "list"])
     settings: dict[str, tuple[int, str]] = {}
-    for line in output.decode(errors="replace").splitlines():
+    for line in output.splitlines():
         key, equals, literal = line.partition("=")
         section, dot, name = key.rpartition(".")
         if equals and dot and section in _SECTIONS:

@@ -7,6 +7,7 @@ API server of one process, and dies with it; `remove_container` works without on
 import asyncio
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -68,8 +69,10 @@ class Service:
 
     async def start(self, folder_link: Path) -> None:
         """Start it and wait until it answers. `folder_link` will name its folder, for those who clean up after us."""
-        self._folder = Path(tempfile.mkdtemp(prefix="lego-rl-podman-"))
-        folder_link.symlink_to(self._folder)
+        # A socket's path may have 107 bytes at most, so it does not lie in the cache.
+        self._folder = Path(tempfile.gettempdir()) / f"lego-rl-podman-{secrets.token_hex(4)}"
+        folder_link.symlink_to(self._folder)  # ahead of the act: there is no moment at which nobody knows of it
+        self._folder.mkdir(mode=0o700)
         (cache_dir() / "podman").mkdir(parents=True, exist_ok=True)
         with (self._folder / "log").open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(

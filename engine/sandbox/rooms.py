@@ -139,12 +139,13 @@ def dismantle(folder: Path) -> None:
 
 
 def read_record(folder: Path) -> Record | None:
-    """The record of a room; None before it was written."""
+    """The record of a room; None before it was written, and where a power cut took what it held: the processes, mounts
+    and groups that it named went with it."""
     try:
         values = json.loads((folder / "record.json").read_text())
-    except FileNotFoundError:
+        return Record(**values | {"cgroups": tuple(values["cgroups"])})
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
-    return Record(**values | {"cgroups": tuple(values["cgroups"])})
 
 
 def _mounts_below(folder: Path) -> list[Path]:

@@ -1,5 +1,10 @@
-"""Names of everything inside a run directory."""
+"""Names of everything inside a run directory.
 
+Invariant: only what bears a name that is given here is the run's; a copy, a folder or a note that a person put beside
+it is passed over.
+"""
+
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +59,11 @@ class Layout:
     def alerts(self) -> Path:
         return self.root / "alerts"
 
+    def alarms(self) -> list[tuple[int, Path]]:
+        """Step and file of each alarm."""
+        found = ((_ALARM.fullmatch(path.name), path) for path in self.alerts.glob("step=*"))
+        return sorted((int(name[1]), path) for name, path in found if name)
+
     @property
     def learning(self) -> Path:
         """The learning report."""
@@ -93,9 +103,26 @@ class Layout:
         """Routed experts of one trial: a blob of the step, deleted once trained unless kept."""
         return self.root / "routing" / f"step={step:06d}" / f"{split}-{key}.npz"
 
-    def routings(self) -> list[Path]:
-        """One folder for each step whose routed experts are still there."""
-        return sorted((self.root / "routing").glob("step=*"))
+    def routings(self) -> dict[int, Path]:
+        """Step → folder, for each step whose routed experts are still there."""
+        return numbered(self.root / "routing", "step=")
 
     def checkpoint(self, version: int) -> Path:
         return self.checkpoints / f"version={version:06d}"
+
+
+_ALARM = re.compile(r"step=([0-9]{6,})-[a-z_-]+\.json")
+_TRIAL = re.compile(r"e[0-9]+-.+-s[0-9]+-a[0-9]+", re.DOTALL)
+
+
+def numbered(folder: Path, before: str, after: str = "") -> dict[int, Path]:
+    """The entries of `folder` that are numbered as here (`step=000001.parquet`), by their numbers, in order."""
+    form = re.compile(re.escape(before) + "([0-9]{6,})" + re.escape(after))
+    found = ((form.fullmatch(path.name), path) for path in folder.glob(f"{before}*"))
+    named = {int(name[1]): path for name, path in found if name and (len(name[1]) == 6 or name[1][0] != "0")}
+    return dict(sorted(named.items()))
+
+
+def is_trial(name: str) -> bool:
+    """Whether a name is that of a trial's key."""
+    return _TRIAL.fullmatch(name) is not None

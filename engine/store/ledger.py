@@ -10,16 +10,16 @@ cut by a kill is dropped. Refuses any other change: a trial that runs twice or i
 """
 
 import json
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from engine.core.errors import RunError
 from engine.core.records import Split
-from engine.store.layout import Layout
+from engine.core.whole import append_lines
+from engine.store.layout import Layout, numbered
 
 TrialState = Literal["pending", "running", "finished", "excluded", "trained"]
 Entry = tuple[Split, str]
@@ -67,7 +67,7 @@ class Ledger:
                 {"at_s": round(time.time(), 3), "split": split, "trial": trial, "state": state, "reason": reason}
                 for split, trial in entries
             ]
-            self._append(step, "".join(json.dumps(line) + "\n" for line in lines))
+            append_lines(self._layout.ledger(step), "".join(json.dumps(line) + "\n" for line in lines))
             known.update(dict.fromkeys(entries, state))
 
     def settle(self, trained: int) -> None:
@@ -82,30 +82,9 @@ class Ledger:
             self._steps[step] = read_ledger(self._layout, step)
         return self._steps[step]
 
-    def _append(self, step: int, text: str) -> None:
-        path = self._layout.ledger(step)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a+b") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - 1))
-                cut = file.read(1) not in (b"", b"\n")
-                try:
-                    # What a kill cut off stays a line of its own, which readers drop.
-                    file.write((b"\n" if cut else b"") + text.encode())
-                    file.flush()
-                    os.fsync(file.fileno())
-                except OSError:
-                    file.truncate(size)
-                    raise
-        except OSError as error:
-            raise RunError(
-                f"{path} cannot be written: {error.strerror}; once it can, the same command goes on"
-            ) from error
-
 
 def read_ledger(layout: Layout, step: int) -> dict[Entry, TrialState]:
-    """The last state of each trial of a step, of a live run too. Raises RunError where it cannot be read."""
+    """The last state of each trial of a step, of a live run too. Raises RunError where the file is damaged."""
     path = layout.ledger(step)
     states: dict[Entry, TrialState] = {}
     try:
@@ -114,20 +93,28 @@ def read_ledger(layout: Layout, step: int) -> dict[Entry, TrialState]:
         return states
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from error
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         try:
             fields = json.loads(line)
-            entry, state = (fields["split"], fields["trial"]), fields["state"]
-        except (ValueError, KeyError, TypeError):
+        except ValueError:
             continue  # cut by a kill, or empty
-        if state in _ARROWS:
-            states[entry] = state
+        if not _is_entry(fields):
+            way_out = "restore it from a copy, or set the run aside with run.fresh=true"
+            raise RunError(f"{path} is damaged (line {number} is no state of a trial); {way_out}")
+        states[fields["split"], fields["trial"]] = fields["state"]
     return states
+
+
+def _is_entry(fields: Any) -> bool:
+    if not isinstance(fields, dict):
+        return False
+    words = [fields.get(name) for name in ("split", "trial", "state")]
+    return all(isinstance(word, str) for word in words) and words[2] in _ARROWS
 
 
 def ledger_steps(layout: Layout) -> list[int]:
     """Steps that have a ledger, in order."""
-    return sorted(int(path.stem.partition("=")[2]) for path in layout.ledgers.glob("step=*.jsonl"))
+    return list(numbered(layout.ledgers, "step=", ".jsonl"))
 
 
 def count_states(layout: Layout) -> dict[str, dict[str, int]]:

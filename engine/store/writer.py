@@ -3,7 +3,6 @@
 import io
 import json
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from engine.core.records import Recomputed, Scored, StepRecord
+from engine.core.records import Recomputed, Scored, Split, StepRecord
 from engine.core.whole import write_whole
 from engine.store.codec import routing_arrays, to_row
-from engine.store.layout import Layout
+from engine.store.layout import Layout, numbered
 from engine.store.schema import record_schema
+
+_MADE_BY_STEPS: tuple[Split, ...] = ("train", "validation")
 
 
 def _parquet(record: str, rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -33,9 +34,9 @@ class Writer:
         self.layout = layout
 
     def trial(self, step: int, scored: Scored) -> None:
-        """Keep a finished trial. Routing goes first: a trial file promises that its routing is there."""
+        """Keep a finished trial. Routing goes first: a trial file to be trained promises that its routing is there."""
         trial = scored.trajectory.trial
-        arrays = routing_arrays(scored)
+        arrays = routing_arrays(scored) if trial.split == "train" else {}
         if arrays:
             buffer = io.BytesIO()
             np.savez(buffer, **arrays)
@@ -44,9 +45,22 @@ class Writer:
 
     def forget_routing(self, step: int) -> None:
         """Delete all routed experts up to a step, retried attempts' too: they are large, and useless once trained."""
-        for folder in self.layout.routings():
-            if int(folder.name.split("=")[1]) <= step:
+        for number, folder in self.layout.routings().items():
+            if number <= step:
                 shutil.rmtree(folder)
+
+    def forget_beyond(self, version: int) -> None:
+        """Delete what came of weights that no checkpoint holds: trials of any later version, records and alarms of the
+        updates that are made again. Trials that `version` itself sampled stay."""
+        gone = [found for split in _MADE_BY_STEPS for found in numbered(self.layout.rollouts(split), "step=").items()]
+        for number, folder in gone:
+            if number > version:
+                shutil.rmtree(folder)
+        places = (self.layout.steps, self.layout.recomputed(0).parent)
+        files = [found for place in places for found in numbered(place, "step=", ".parquet").items()]
+        for number, path in (*files, *self.layout.alarms()):
+            if number >= version:
+                path.unlink()
 
     def step(self, record: StepRecord) -> None:
         row = {
@@ -72,6 +86,6 @@ class Writer:
     def text(self, name: str, value: str) -> None:
         write_whole(self.layout.root / name, value.encode())
 
-    def alert(self, name: str, detail: Mapping[str, Any]) -> None:
-        """Keep one alarm as a file of its own."""
-        self.json(f"alerts/{time.time():.3f}-{name}.json", {"alert": name, **detail})
+    def alert(self, step: int, name: str, detail: Mapping[str, Any]) -> None:
+        """Keep one alarm of a step as a file of its own; the same one again replaces it."""
+        self.json(f"alerts/step={step:06d}-{name}.json", {"alert": name, "step": step, **detail})

@@ -6,7 +6,6 @@ different ones share a run of pytest; those of a package never do.
 
 import base64
 import json
-import tempfile
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from typing import Any
 from engine.core.contracts import Sandbox, SandboxRuntime
 from engine.core.errors import RunError
 from engine.core.records import ImageSpec, Mount, SandboxSpec
+from engine.core.temporary import temporary_folder
 from engine.tasks.bundles import Bundle, Module
 from engine.tasks.harbor import write_tree
 
@@ -97,9 +97,9 @@ async def open_trials(bundle: Bundle, bench: Bench) -> AsyncIterator["Trials"]:
     )
     sandbox = await bench.runtime.create(spec)
     try:
-        with tempfile.TemporaryDirectory(prefix="lego-rl-audit-") as folder:
-            write_tree({**bundle.repository, **bundle.withheld}, Path(folder))
-            await sandbox.upload(Path(folder), bench.workdir)
+        with temporary_folder("audit") as folder:
+            write_tree({**bundle.repository, **bundle.withheld}, folder / "tree")
+            await sandbox.upload(folder / "tree", bench.workdir)
         await sandbox.write({f"{_HOME}/runner.py": RUNNER.read_bytes(), f"{_HOME}/pytest.ini": b"[pytest]\n"})
         yield Trials(sandbox, bench, bundle)
     finally:

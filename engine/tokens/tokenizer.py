@@ -25,7 +25,11 @@ class CheckpointTokenizer:
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise ConfigError("model.path", str(folder), "has no tokenizer.json", "point it to a checkpoint folder")
-        self.backend: Backend = Tokenizer.from_file(str(file))
+        try:
+            self.backend: Backend = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            problem = f"its tokenizer.json cannot be read ({' '.join(str(error).split())})"
+            raise ConfigError("model.path", str(folder), problem, "point it to a whole checkpoint folder") from error
         self.name_or_path = str(folder)
         self.unk_token_id: int | None = None
         self._folder = folder

@@ -1,6 +1,7 @@
 """What the trainer writes: weights for the engine, and its own state. Torch and safetensors.
 
-Invariant: a file or folder appears whole or not at all (a temporary sibling, then a rename).
+Invariant: a file or folder appears whole or not at all (a temporary sibling, then a rename), a checkpoint also after a
+power cut; weights on their way to an engine are not waited for, since a restart exports them again.
 Refuses: a checkpoint that is incomplete, or belongs to another model or another start of the run.
 """
 
@@ -11,7 +12,6 @@ import json
 import os
 import pickle
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from engine.core.errors import RunError
+from engine.core.whole import draft_of, make_folder, replace_folder
 
 _FULL = 1 << 20
 """Bytes left below which a disk counts as full."""
@@ -55,10 +56,7 @@ def save_state(
         save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, folder / _WEIGHTS)
         torch.save(dict(state), folder / _STATE)
         (folder / _META).write_text(json.dumps(meta, indent=2) + "\n")
-        if directory.exists():
-            directory.rename(folder.with_suffix(".replaced"))
-        folder.rename(directory)
-        shutil.rmtree(folder.with_suffix(".replaced"), ignore_errors=True)
+        replace_folder(folder, directory)
 
 
 def load_state(directory: Path, weights: Mapping[str, Any], expected: Mapping[str, object]) -> dict[str, Any]:
@@ -93,15 +91,14 @@ def _same_shape(a: Any, b: Any) -> bool:
 
 @contextlib.contextmanager
 def _sibling(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path`, removed at the end unless it was renamed; what a killed writer left goes first.
+    """An empty folder beside `path`, removed at the end unless it was renamed.
 
     Raises RunError where the disk does not take what is written in it."""
     folder: Path | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for stale in path.parent.glob(f".{path.name}.*"):
-            shutil.rmtree(stale, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        make_folder(path.parent)
+        folder = draft_of(path)
+        folder.mkdir()
         folder.chmod(0o755)
         yield folder
     except (OSError, RuntimeError, SafetensorError) as error:  # torch says of a full disk only that a position is wrong

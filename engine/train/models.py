@@ -144,10 +144,12 @@ class LocalCheckpoint:
         """Raises ConfigError when the folder holds no readable config.json."""
         try:
             config = json.loads((Path(self.path) / "config.json").read_text("utf-8"))
-        except (OSError, ValueError) as error:
+            config["model_type"]
+            layers, top_k = _routing(config.get("text_config", config))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             way = "point it at a Hugging Face checkpoint folder"
-            raise ConfigError("model.path", self.path, "no readable config.json there", way) from error
-        layers, top_k = _routing(config.get("text_config", config))
+            problem = f"no readable config.json of a model there ({type(error).__name__}: {error})"
+            raise ConfigError("model.path", self.path, problem, way) from error
         return ModelInfo(
             name=self.name,
             path=Path(self.path),
@@ -172,13 +174,40 @@ class LocalCheckpoint:
             self.info()
         except ConfigError as error:
             return [error]
-        return []
+        way = "download it again, or set model.path to a whole checkpoint"
+        return [ConfigError("model.path", self.path, fault, way) for fault in weight_faults(folder)]
 
     async def prepare(self, say: Say) -> None:
         """Nothing is built; raises ConfigError when the folder is not whole."""
         for error in self.problems():
             raise error
         say(f"model {self.name}: {self.path}")
+
+
+def weight_faults(folder: Path) -> Iterator[str]:
+    """What a checkpoint's weights lack, as far as their headers and the index tell: files of a download that was cut
+    off, or that did not come."""
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(folder.glob("*.safetensors"))
+    for file in files:
+        try:
+            with safe_open(file, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            yield f"{file.name} is no whole safetensors file ({' '.join(str(error).split())})"
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    try:
+        named = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        yield f"{index.name} cannot be read"
+        return
+    missing = sorted(named - {file.name for file in files})
+    if missing:
+        shown = ", ".join(missing[:3]) + (", …" if missing[3:] else "")
+        yield f"the folder lacks {len(missing)} of {len(named)} files of weights ({shown})"
 
 
 def shape_problems(sizes: Mapping[str, Any]) -> Iterator[ConfigError]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -113,6 +114,25 @@ def _device(name: str) -> Any:
 
 
 def _load(model: ModelInfo, settings: PolicySettings) -> Any:
+    """Raises ConfigError for a folder that transformers cannot make a model of."""
+    try:
+        return _from_folder(model, settings)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise _unreadable(model, error) from error
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):  # memory, or a defect
+            raise
+        raise _unreadable(model, error) from error
+
+
+def _unreadable(model: ModelInfo, error: Exception) -> ConfigError:
+    reason = " ".join(str(error).split())[:300]
+    problem = f"transformers cannot load it ({type(error).__name__}: {reason})"
+    way = "point it to a whole checkpoint of a causal language model that this version of transformers knows"
+    return ConfigError("model.path", str(model.path), problem, way)
+
+
+def _from_folder(model: ModelInfo, settings: PolicySettings) -> Any:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

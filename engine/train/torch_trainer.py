@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.contracts import Algorithm, RoutingReplay
-from engine.core.errors import AlignmentError, RunError
+from engine.core.errors import AlignmentError, Interrupted, RunError
 from engine.core.records import Batch, ModelInfo
 from engine.train.microbatches import check_batch, collate, plan
 from engine.train.streams import Streams
@@ -95,6 +95,7 @@ class TorchTrainer:
         self._algorithm: Algorithm | None = None
         self._seed = 0
         self._last_step: int | None = None
+        self._stopped = False
 
     # ------------------------------------------------------------ life
 
@@ -132,9 +133,11 @@ class TorchTrainer:
                 warmup_steps=self.warmup_steps,
             ),
         )
-        self._algorithm, self._seed, self._last_step = algorithm, seed, None
+        self._algorithm, self._seed, self._last_step, self._stopped = algorithm, seed, None, False
 
     def stop(self) -> None:
+        """See `Trainer.stop`: what runs in another thread has the model in its hands until it ends."""
+        self._stopped = True
         self._policy = self._reference = self._optimizer = self._algorithm = None
 
     # ------------------------------------------------------------ training
@@ -184,7 +187,7 @@ class TorchTrainer:
         done, which = 0, "reference " if policy is self._reference else ""
         with torch.no_grad():
             for indices in self._plan(batch, rows):
-                self.doing = f"{which}log-probabilities, row {done + 1} of {len(rows)}"
+                self._go_on(f"{which}log-probabilities, row {done + 1} of {len(rows)}")
                 done += len(indices)
                 micro = collate(batch.rows, indices, replay=policy.shape.replay)
                 with policy.replaying(micro):
@@ -239,7 +242,7 @@ class TorchTrainer:
         gap = 0.0
         done = 0
         for indices in self._plan(batch, acting):
-            self.doing = f"update {optimizer.updates + 1}, row {done + 1} of {len(acting)}"
+            self._go_on(f"update {optimizer.updates + 1}, row {done + 1} of {len(acting)}")
             done += len(indices)
             micro = collate(batch.rows, indices, replay=policy.shape.replay)
             with policy.replaying(micro):
@@ -249,12 +252,19 @@ class TorchTrainer:
             optimizer.accumulate()
             known = torch.cat([new[index] for index in indices])
             gap = max(gap, float((logprobs.detach().to(torch.float64) - known).abs().max()))
+        self._go_on(f"update {optimizer.updates + 1}")
         return {
             **metrics,
             **optimizer.step(where),
             "train/acting_rows": float(len(acting)),
             "train/recompute_gap/max": gap,
         }
+
+    def _go_on(self, doing: str) -> None:
+        """Say what comes next. Raises Interrupted where the trainer was stopped meanwhile."""
+        if self._stopped:
+            raise Interrupted("the trainer was stopped in the middle of a step, which is not applied")
+        self.doing = doing
 
     def _plan(self, batch: Batch, rows: Sequence[int]) -> list[tuple[int, ...]]:
         return plan(batch.rows, rows, max_tokens=self.micro_batch_tokens, max_rows=self.micro_batch_rows)

@@ -20,9 +20,10 @@ from starlette.types import ASGIApp
 
 from engine.core.errors import RunError
 from engine.ui.guard import guarded
-from engine.ui.places import Asked, Page, Unknown
+from engine.ui.others import gates_page, sweeps_page
+from engine.ui.places import Asked, Page, Unknown, find_folder
 from engine.ui.render import as_html, as_json
-from engine.ui.runs import curves_page, runs_page, state_page
+from engine.ui.runs import configuration_page, curves_page, numbers_page, runs_page, state_page
 from engine.ui.text import visible
 from engine.ui.tokens import tokens_page
 from engine.ui.trajectory import turns_page
@@ -33,8 +34,12 @@ MakePage = Callable[[Path, Asked], Page]
 _TRIAL = "/runs/{run}/trials/{split}/{step:int}/{trial}"
 _PAGES: tuple[tuple[str, str, MakePage], ...] = (
     ("/runs", "runs.html", runs_page),
+    ("/sweeps", "sweeps.html", sweeps_page),
+    ("/gates", "gates.html", gates_page),
     ("/runs/{run}/state", "state.html", state_page),
     ("/runs/{run}/curves", "curves.html", curves_page),
+    ("/runs/{run}/numbers", "numbers.html", numbers_page),
+    ("/runs/{run}/configuration", "configuration.html", configuration_page),
     ("/runs/{run}/trials", "trials.html", trials_page),
     (f"{_TRIAL}/turns", "turns.html", turns_page),
     (f"{_TRIAL}/tokens", "tokens.html", tokens_page),
@@ -62,19 +67,26 @@ def _shown(root: Path, template: str, make: MakePage) -> Callable[[Request], Awa
             return _answer(as_html(template, made) if template else as_json(made), json=not template)
         except Unknown as error:
             return _error(404, str(error), json=not template)
-        except RunError as error:
-            return _error(500, str(error), json=not template)
         except Exception as error:
-            print(visible(traceback.format_exc()), file=sys.stderr)  # it may quote what a trial said
-            problem = f"{type(error).__name__}: {error}"
-            known = "this page cannot show what it found: a file that something else wrote, or a defect of the program"
-            return _error(500, f"{problem} ({known})", json=not template)
+            return _broken(root, asked, error, json=not template)
 
     async def handle(request: Request) -> Response:
         asked = dict(request.query_params) | {name: str(value) for name, value in request.path_params.items()}
         return await asyncio.to_thread(page, asked)
 
     return handle
+
+
+def _broken(root: Path, asked: Asked, error: Exception, *, json: bool) -> Response:
+    """What went wrong while a page was made, as an answer."""
+    name = asked.get("run")
+    if name is not None and find_folder(root, name) is None:
+        return _error(404, f"The run {name!r} was deleted or moved while it was looked at.", json=json)
+    if isinstance(error, RunError):
+        return _error(500, str(error), json=json)
+    print(visible("".join(traceback.format_exception(error))), file=sys.stderr)  # it may quote what a trial said
+    known = "this page cannot show what it found: a file that something else wrote, or a defect of the program"
+    return _error(500, f"{type(error).__name__}: {error} ({known})", json=json)
 
 
 async def _home(request: Request) -> Response:  # noqa: ARG001 (what a route calls is given the request)

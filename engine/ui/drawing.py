@@ -2,7 +2,8 @@
 
 The figures are Plotly dictionaries; drawn is what they use of Plotly: lines, markers, bands between two curves, error
 bars, a linear or logarithmic axis. Invariant: a value that is missing or not finite is a gap, on a logarithmic axis
-also one that is not positive. Colours are classes of the style sheet, which knows light and dark.
+also one that is not positive. Colours are classes of the style sheet, which knows light and dark. Of many values each
+is a point of the curve still, but no mark of its own that tells its value: a page of a thousand steps stays small.
 """
 
 import html
@@ -17,6 +18,8 @@ from engine.ui.text import visible
 
 WIDTH, HEIGHT = 720, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 12, 12, 40
+MARKS = 200
+"""Values of a curve up to which each has a mark that tells its value; the table of numbers has them all."""
 COLOURS = 6
 """Classes `c0` … in the style sheet."""
 _DASHES = {
@@ -98,10 +101,12 @@ def _y_axis(traces: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) ->
     if logarithmic:
         values = [math.log10(value) for value in values if value > 0]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    if high - low <= abs(high) * 1e-12:
+    if low == high == 0 and not logarithmic:
+        high = 1.0  # shares, norms, losses: what lies below zero never happens, or is as far away
+    elif high - low <= abs(high) * 1e-12:
         low, high = low - (abs(low) or 1.0) * 0.5, high + (abs(high) or 1.0) * 0.5
     room = (high - low) * 0.05
-    bottom = low if settings.get("rangemode") == "tozero" and low == 0 else low - room
+    bottom = low if low == 0 and not logarithmic else low - room
     return _Axis(low=bottom, high=high + room, first=HEIGHT - _BOTTOM, last=_TOP, logarithmic=logarithmic)
 
 
@@ -165,8 +170,13 @@ def _trace(trace: Mapping[str, Any], before: Mapping[str, Any], x_axis: _Axis, y
 
 
 def _markers(trace: Mapping[str, Any], points: Sequence[tuple[float, ...]], logarithmic: bool) -> Iterator[Markup]:
-    """One mark a value, which says its value when it is pointed at."""
+    """One mark a value, which says its value when it is pointed at; of many values dots, where no line joins them."""
     name, _ = _colour(trace["marker"]["color"])
+    if len(points) > MARKS:
+        if "lines" not in trace["mode"]:
+            dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y, *_ in points)
+            yield Markup('<path class="dots {}" d="{}"/>').format(name, dots)
+        return
     mark = _MARKS[trace["marker"]["symbol"]]
     hovers = [text for text, y in zip(trace["text"], trace["y"], strict=True) if _drawable(y, logarithmic)]
     for (x, y, *_), hover in zip(points, hovers, strict=True):

@@ -1,7 +1,8 @@
 """From what an address names to what lies on the disk.
 
 Invariant: a name from an address is looked up among the names that are there and never becomes part of a path by
-itself, so no address leads out of the folder of runs. What is damaged is told on the page that needed it (`noted`).
+itself, and no trial or configuration is read through a link out of its run; only a whole run that its owner linked into
+the folder of runs lies elsewhere. What is damaged is told on the page that needed it (`noted`).
 Refuses (Unknown) whatever is not there.
 """
 
@@ -25,6 +26,10 @@ SPLITS: tuple[Split, ...] = tuple(split for split in get_args(Split) if split !=
 """Those whose trials lie in a run; of a warm start only the checkpoint is left."""
 
 
+_OF_GATE = "~"
+"""Between a run's name and what its gate is called."""
+
+
 class Unknown(LookupError):
     """An address that names nothing; one line for a person."""
 
@@ -32,6 +37,12 @@ class Unknown(LookupError):
 def run_names(root: Path) -> list[str]:
     """Folders of `root` that hold a run, in order; none where there is no such folder."""
     return sorted(folder.name for folder in root.glob("*") if _holds_run(folder))
+
+
+def gate_folders(root: Path) -> dict[str, Path]:
+    """Name → folder of the trials by which a warm start was judged: `<run>/gate/<model>-<hash>`, in order."""
+    found = (path for path in root.glob("*/gate/*") if (path / "trajectories").is_dir())
+    return {f"{path.parent.parent.name}{_OF_GATE}{path.name}": path for path in sorted(found)}
 
 
 def _holds_run(folder: Path) -> bool:
@@ -43,10 +54,17 @@ def _holds_run(folder: Path) -> bool:
 
 def find_run(root: Path, asked: Asked) -> Reader:
     """The run that an address names."""
-    name = asked["run"]
-    if name not in run_names(root):
-        raise Unknown(f"There is no run {name!r} under {root.absolute()}.")
-    return Reader(Layout(root=root / name))
+    folder = find_folder(root, asked["run"])
+    if folder is None:
+        raise Unknown(f"There is no run {asked['run']!r} under {root.absolute()}.")
+    return Reader(Layout(root=folder))
+
+
+def find_folder(root: Path, name: str) -> Path | None:
+    """Of a run, or of a warm start's gate; None where nothing bears that name."""
+    if name in run_names(root):
+        return root / name
+    return gate_folders(root).get(name) if _OF_GATE in name else None
 
 
 def find_split(asked: Asked) -> Split:
@@ -62,7 +80,18 @@ def find_trial(root: Path, asked: Asked) -> tuple[Reader, Split, int, str]:
     reader, split, step, name = find_run(root, asked), find_split(asked), find_number(asked, "step", 0), asked["trial"]
     if step not in reader.rollouts(split) or name not in reader.trials(step, split):
         raise Unknown(f"There is no trial {name!r} of step {step}, split {split!r}, in this run.")
+    check_inside(reader, reader.layout.trials(step, split) / f"{name}.parquet")
     return reader, split, step, name
+
+
+def check_inside(reader: Reader, path: Path) -> None:
+    """Raise RunError for a link that leads out of the run, which may show anybody's file as the run's own."""
+    try:
+        inside = path.resolve().is_relative_to(reader.layout.root.resolve())
+    except (OSError, RuntimeError):  # links in a circle
+        inside = False
+    if not inside:
+        raise RunError(f"{path} is a link that leads out of the run; it is not followed")
 
 
 def find_number(asked: Asked, name: str, default: int) -> int:

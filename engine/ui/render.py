@@ -22,6 +22,10 @@ from engine.ui.places import Page
 from engine.ui.text import visible
 
 NONE = "–"
+LONGEST = 240
+"""Characters of one token that HTML shows; a tiny vocabulary has whole system prompts as one. JSON has them all."""
+_NEAR = 8
+"""Neighbours of the step that is shown, among many, which are offered too."""
 
 
 def as_json(page: Page) -> bytes:
@@ -72,8 +76,8 @@ def _moment(unix: float | None) -> str:
 
 
 def _piece(text: str) -> str:
-    """A token's text on one line."""
-    return text.replace("\n", "⏎").replace("\t", "⇥")
+    """A token's text on one line, cut where it is long."""
+    return text[:LONGEST].replace("\n", "⏎").replace("\t", "⇥")
 
 
 def _versions(versions: Sequence[int]) -> str:
@@ -85,6 +89,27 @@ def _to(*parts: object, **query: object) -> str:
     path = "/" + "/".join(quote(str(part), safe="") for part in parts)
     asked = {name: value for name, value in query.items() if value not in (None, "")}
     return path + ("?" + urlencode(asked) if asked else "")
+
+
+def _near(numbers: Sequence[int], here: int | None) -> list[int | None]:
+    """Those to offer of an ascending list: its ends, the neighbours of `here`, and some on the way; None: left out."""
+    many = len(numbers)
+    at = numbers.index(here) if here in numbers else many - 1
+    stride = max(1, many // 20)
+    kept = [
+        index
+        for index in range(many)
+        if many <= 4 * _NEAR or abs(index - at) <= _NEAR or index in (0, many - 1) or not index % stride
+    ]
+    offered: list[int | None] = []
+    for before, index in zip([-1, *kept], kept, strict=False):
+        offered += [numbers[index]] if index == before + 1 else [None, numbers[index]]
+    return offered
+
+
+def _sample(name: str) -> str:
+    """Of a trial's name the part that tells it from others of the same task."""
+    return name[name.rfind("-s") + 1 :]
 
 
 def _yaml(value: Any) -> str:
@@ -106,5 +131,7 @@ _TEMPLATES.filters |= {
     "piece": _piece,
     "versions": _versions,
     "yaml": _yaml,
+    "near": _near,
+    "sample": _sample,
 }
-_TEMPLATES.globals |= {"to": _to, "draw": draw}
+_TEMPLATES.globals |= {"to": _to, "draw": draw, "longest": LONGEST}

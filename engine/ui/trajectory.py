@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from engine.ui.places import Asked, Page, find_trial, noted
-from engine.ui.trials import outcome, stage_names
+from engine.ui.trials import group, outcome, stage_names
 from engine.wire.messages import Message, Refusal
 from engine.wire.recorded import answer_made, messages_sent
 
@@ -43,6 +43,7 @@ def turns_page(root: Path, asked: Asked) -> Page:
         "step": step,
         "name": name,
         "outcome": outcome(row),
+        "group": group(reader, step, split, name),
         "trial": {fact: row[fact] for fact in _FACTS},
         "timings": {stage: timings[stage] for stage in stage_names([{"timings": timings}])},
         "advantage": trained[0]["advantage"] if trained else None,
@@ -55,12 +56,15 @@ def turns_page(root: Path, asked: Asked) -> Page:
 def _turns(row: Mapping[str, Any]) -> list[Page]:
     places = _places(row)
     told: dict[str, list[Page]] = {}
+    answers: dict[str | None, Page | None] = {None: None}
     turns = []
     for exchange in row["exchanges"]:
         said, problem = _said(exchange)
         told[exchange["id"]] = said
         before = told.get(exchange["parent"] or "", [])
         answer, unread = _answer(exchange)
+        answers[exchange["id"]] = answer
+        new = said[_shared(before, said) :]
         turns.append(
             {name: exchange[name] for name in _CALL}
             | {
@@ -68,7 +72,8 @@ def _turns(row: Mapping[str, Any]) -> list[Page]:
                 "sampled_tokens": len(exchange["sampled_ids"]),
                 "policy_versions": sorted(set(exchange["policy_versions"])),
                 "mean_logprob": fmean(exchange["logprobs"]) if exchange["logprobs"] else None,
-                "messages": said[_shared(before, said) :],
+                "messages": new,
+                "repeats": bool(new) and new[0] == answers.get(exchange["parent"]),
                 "answer": answer,
                 "unreadable": [text for text in (problem, unread) if text],
                 "segment": places.get(exchange["id"], (None, 0))[0],

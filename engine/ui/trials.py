@@ -15,7 +15,8 @@ from engine.core.records import Split
 from engine.observe.summary import quantiles
 from engine.store.layout import Layout
 from engine.store.reader import Reader
-from engine.ui.places import SPLITS, Asked, Page, find_number, find_run, find_split
+from engine.ui.places import SPLITS, Asked, Page, check_inside, find_number, find_run, find_split
+from engine.ui.progress import is_live, trials_of
 
 OUTCOMES = ("resolved", "not resolved", "excluded", "damaged")
 _COLUMNS = (
@@ -30,7 +31,11 @@ def trials_page(root: Path, asked: Asked) -> Page:
     """One step of one split; the newest where none is named. `outcome`: only those."""
     reader, split = find_run(root, asked), find_split(asked)
     steps = {each: reader.rollouts(each) for each in SPLITS}
+    if "split" not in asked and "step" not in asked and not steps[split] and steps["validation"]:
+        split = "validation"  # a run that begins with one has nothing else to show yet
     step = find_number(asked, "step", steps[split][-1] if steps[split] else 0)
+    problems: list[str] = []
+    ledger = trials_of(reader, split, step, problems)
     trials = [_line(reader, step, split, name) for name in reader.trials(step, split)]
     wanted = asked.get("outcome", "")
     return {
@@ -38,10 +43,13 @@ def trials_page(root: Path, asked: Asked) -> Page:
         "split": split,
         "step": step,
         "steps": steps,
+        "live": bool(ledger["running"]) and is_live(reader),
+        "ledger": ledger,
         "outcome": wanted,
         "stages": stage_names(trials),
         "outcomes": _by_outcome(trials),
         "trials": [trial for trial in trials if wanted in ("", trial["outcome"])],
+        "problems": problems,
     }
 
 
@@ -58,10 +66,18 @@ def outcome(row: Mapping[str, Any]) -> str:
     return "resolved" if row["resolved"] else "not resolved"
 
 
+def group(reader: Reader, step: int, split: Split, name: str) -> list[Page]:
+    """The trials of the same task, this one among them: those that its reward is compared with."""
+    task = name.rpartition("-s")[0]
+    names = [other for other in reader.trials(step, split) if other.rpartition("-s")[0] == task]
+    return [{key: _line(reader, step, split, one)[key] for key in ("name", "outcome", "reward")} for one in names]
+
+
 def _line(reader: Reader, step: int, split: Split, name: str) -> Page:
     path = reader.layout.trials(step, split) / f"{name}.parquet"
     empty = dict.fromkeys(set(_COLUMNS) - {"verdict_findings"}) | {"timings": {}, "findings": 0}
     try:
+        check_inside(reader, path)
         about = path.stat()
         row = _read(reader.layout.root, step, split, name, (about.st_mtime_ns, about.st_size))
     except (RunError, OSError) as error:  # OSError: it was set aside or deleted since the folder was read

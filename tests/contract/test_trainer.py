@@ -25,7 +25,7 @@ from trainer_cases import (
     write_qwen3_5,
 )
 
-from engine.core.errors import AlignmentError, ConfigError, NoTrainableToken, RunError
+from engine.core.errors import AlignmentError, ConfigError, Interrupted, NoTrainableToken, RunError
 from engine.train.routing_replay import RoutingReplay
 
 
@@ -293,10 +293,8 @@ def test_two_steps_are_one_step_a_checkpoint_and_one_step(moe, tmp_path):
     assert [p.name for p in (tmp_path / "c").iterdir()] == ["step=0"]
 
 
-def test_saving_again_replaces_the_folder_and_clears_what_a_killed_writer_left(moe, tmp_path):
+def test_saving_again_replaces_the_folder(moe, tmp_path):
     made = started(moe, replay=True)
-    (tmp_path / ".c.half").mkdir()
-    (tmp_path / ".c.half" / "weights.safetensors").write_bytes(b"half")
     made.save(tmp_path / "c")
     made.step(pair(0))
     made.save(tmp_path / "c")
@@ -344,6 +342,37 @@ def test_the_reference_is_named_by_its_hash(moe):
     assert made.reference_sha256 == again.hexdigest()
     made.step(pair(0))
     assert made.reference_sha256 == started(moe, replay=False).reference_sha256
+
+
+@pytest.mark.parametrize("rows_before", [1, 2, 4, 5])
+def test_a_stop_ends_a_step_in_another_thread_at_its_next_micro_batch(moe, rows_before):
+    made = started(moe, replay=True, micro_batch_rows=1)
+    policy, weights = made._policy, {name: p.detach().clone() for name, p in made._policy.parameters.items()}
+    began, go_on, raised, computed = threading.Event(), threading.Event(), [], []
+
+    def logprobs(*given, **how):
+        computed.append(1)
+        if len(computed) == rows_before:
+            began.set()
+            assert go_on.wait(60)
+        return whole(*given, **how)
+
+    def step():
+        try:
+            made.step(pair())
+        except BaseException as error:
+            raised.append(type(error))
+
+    whole, policy.logprobs = policy.logprobs, logprobs
+    thread = threading.Thread(target=step)
+    thread.start()
+    assert began.wait(60)
+    made.stop()  # returns at once
+    go_on.set()
+    thread.join(60)
+    assert (raised, len(computed)) == ([Interrupted], rows_before)
+    for name, parameter in policy.parameters.items():
+        assert torch.equal(parameter, weights[name])
 
 
 def test_runs_in_a_worker_thread_and_stops_twice(moe):

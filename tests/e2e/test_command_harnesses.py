@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import json
+import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,14 @@ def model() -> TinyQwen3Moe:
     params=[pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CASES],
 )
 def case(request: pytest.FixtureRequest) -> Case:
-    return CASES[request.param]
+    chosen = CASES[request.param]
+    _need_npm(chosen.make())
+    return chosen
+
+
+def _need_npm(harness: Harness) -> None:
+    if harness.runtime().npm and shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -195,6 +203,7 @@ async def test_a_sub_agent_is_a_segment_of_its_own_and_trained(
 ) -> None:
     (tool, arguments), changes = SUB_AGENTS[name]
     harness, case = make(name, **changes), CASES[name]
+    _need_npm(harness)
     spawn = {"text": "", "calls": [{"name": tool, "arguments": arguments}]}
     said = [spawn, case.turn("ls"), {"text": "I saw files."}, case.turn(FIX), DONE]
     scored = await _trial(harness, said, model, runtime, tmp_path)
@@ -212,6 +221,7 @@ async def test_one_compaction_makes_three_segments_all_trained(
     """What came before it, the summary's own branch, what comes after it."""
     prints, times, changes = COMPACTIONS[name]
     harness, case = make(name, **changes), CASES[name]
+    _need_npm(harness)
     harness.max_turns = 12
     summary = {"text": "<summary>Lists were printed; add is still wrong.</summary>"}
     before = [case.turn(prints)] * times

@@ -1,6 +1,5 @@
 """Killed at any moment, the same command completes the run: nothing lost or done twice, the same weights to the bit."""
 
-import contextlib
 import os
 import random
 import signal
@@ -13,7 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from whole_runs import OVERRIDES, ROOT, STEPS, complete, directory, prepare, processes_naming, start, trained_again
+from whole_runs import (
+    OVERRIDES,
+    ROOT,
+    STEPS,
+    complete,
+    directory,
+    kill_all,
+    prepare,
+    processes_naming,
+    start,
+    trained_again,
+    tree,
+)
 
 from engine.store.layout import Layout
 from engine.store.ledger import read_ledger
@@ -34,28 +45,6 @@ MOMENTS = (
     "validation",
 )
 """Where each kill strikes; exactly when within it is drawn."""
-
-
-def tree(pid: int) -> Iterator[int]:
-    """A process and all that stem from it, the parent first."""
-    yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        try:
-            children = (task / "children").read_text().split()
-        except OSError:
-            continue
-        for child in children:
-            yield from tree(int(child))
-
-
-def kill_all(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is not None:
-        return
-    os.kill(process.pid, signal.SIGSTOP)  # it must not see its children die first
-    for pid in reversed(list(tree(process.pid))):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
 
 
 def phase(root: Path) -> str:

@@ -96,11 +96,27 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
             "be 0; set it to at least 2",
         ),
         ("train.learning_rate=nan", "train.learning_rate=nan: not a finite number; give a number > 0"),
+        ("job=view job.port=soon", "job.port='soon': wrong type, a string; give an integer ≥ 0 and ≤ 65535: "),
+        ("job=view job.port=70000", "job.port=70000: out of range; give an integer ≥ 0 and ≤ 65535: "),
+        ("job=view job.prt=3", "job.prt=3: unknown key; did you mean job.port? allowed: port"),
+        ("job=reap job.all=3", "job.all=3: unknown key; none is allowed here, leave it out"),
+        ("job=report job.runs=a", "job.runs='a': wrong type, a string; give a list: "),
+        ("job=report job.runs=[none]", "job.runs='none': there is no such folder; name a run's folder (the last"),
+        ("job=report job.runs=[docs]", "job.runs='docs': this folder holds no run (neither state.json nor a run's"),
+        ("job=rep", "job='rep': unknown option; did you mean reap? allowed: prepare, reap, report, sft, show, train"),
+        ("schedule.stepz.x=2", "schedule.stepz.x=2: unknown key; allowed: epochs, steps, "),
+        ("inference.python=/bin/false", "inference.python='/bin/false': is no Python interpreter (exit code 1); name "),
+        ("-m seed=1,-2", "seed=-2: out of range; give an integer ≥ 0 and ≤ 2147483647: "),
+        ("-m seed=1,2 schedule.stepz=3", "schedule.stepz=3: unknown key; did you mean schedule.steps? allowed: "),
+        ("-m scale=laptop,laptob", "scale='laptob': unknown option; did you mean laptop? allowed: laptop, node, paper"),
+        ("-m seed=1,2 nosuch=3", "nosuch=3: unknown key or group; allowed: algorithm, "),
+        ("-m seed=1, ", "seed='1,': cannot be parsed; write key=value, or key=a,b for a sweep"),
         ("tasks.workdir=/testbed/../etc", "tasks.workdir='/testbed/../etc': wrong form; give a string that matches"),
     ],
 )
 def test_a_wrong_value_is_one_line(tmp_path: Path, override: str, line: str) -> None:
-    lines = refused(PLAIN, tmp_path / "runs", override)
+    lines = refused(PLAIN, tmp_path / "runs", *override.split())
+    lines = [text for text in lines if not text.endswith("job=prepare")]  # of a machine where nothing is built
     assert len(lines) == 1
     assert lines[0].startswith(line)
 

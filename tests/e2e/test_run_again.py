@@ -151,6 +151,29 @@ def test_what_is_no_run_is_refused(desk: Desk, given: str, line: str) -> None:
     assert told.startswith(line)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "lines"),
+    [
+        (["schedule.stepz=3"], ["schedule.stepz=3: unknown key; did you mean schedule.steps? allowed: "]),
+        (["seed=-1"], ["seed=-1: out of range; give an integer ≥ 0 and ≤ 2147483647: "]),
+        (["sandbox=docker"], ["sandbox='docker': unknown option; allowed: bubblewrap, podman, written"]),
+        (["schedule.rollouts_per_prompt=1"], ["schedule.rollouts_per_prompt=1: a group of one has nothing to be"]),
+        (["frm=x"], ["frm='x': unknown key or group; allowed: algorithm, "]),
+        (["-m", "seed=1,-2"], ["seed=-2: out of range; give an integer ≥ 0 and ≤ 2147483647: "]),
+        (["-m", "nosuch=a,b"], ["nosuch='a': unknown key or group; allowed: ", "nosuch='b': unknown key or group; "]),
+        (["-m", "seed=1,2", "schedule.stepz=3"], ["schedule.stepz=3: unknown key; did you mean schedule.steps? "]),
+    ],
+)
+def test_what_is_wrong_beside_it_is_told_as_ever(desk: Desk, overrides: list[str], lines: list[str]) -> None:
+    """And the run is not told to be one of other code, which it is not."""
+    done = desk.engine(desk.first, f"from={original(desk)}", "run.name=wrong", *overrides)
+    assert (done.returncode, done.stdout) == (2, "")
+    told = done.stderr.splitlines()
+    assert len(told) == len(lines)
+    assert all(one.startswith(line) for one, line in zip(told, lines, strict=True)), told
+    assert not (desk.first / "runs" / "wrong").exists()
+
+
 def test_a_configuration_of_other_code_names_each_key(desk: Desk) -> None:
     record = yaml.safe_load((original(desk) / "config.yaml").read_text())
     record["code"] = {"commit": "abc", "dirty": False, "fingerprint": "other"}

@@ -92,6 +92,12 @@ def test_a_point_that_fails_is_told_at_once_and_the_others_run(desk: Desk) -> No
     assert f"overrides{second}" == f"{(record / 'summary.txt').read_text()}{record}\n"
 
 
+def test_a_fixed_null_stands_beside_what_is_swept(desk: Desk) -> None:
+    done = desk.sweep("seed=1,3", "schedule.checkpoints_kept=null")
+    assert done.returncode == 0, done.stderr
+    assert column(desk.record()[1], "state") == ["finished", "finished"]
+
+
 REFUSED = {
     "a value": (["seed=1,-2"], ["seed=-2: out of range; "]),
     "an option of a group": (["schedule=laptop,labtop"], ["schedule='labtop': unknown option; did you mean laptop?"]),
@@ -112,6 +118,14 @@ REFUSED = {
         ["seed=1,2", "run.name=mine"],
         ["run.name='mine': the points seed=1 and seed=2 would share this directory; set run.name=null"],
     ),
+    "a key": (["schedule.stepz=1,2"], ["schedule.stepz=1: unknown key; did you mean schedule.steps?"]),
+    "a group": (["nosuch=a,b"], ["nosuch='a': unknown key or group; allowed: algorithm, "]),
+    "an option of the job": (["seed=1,2", "job.jurnal=3"], ["job.jurnal=3: unknown key; did you mean job.journal?"]),
+    "a name that is taken": (
+        ["seed=1,2", "run.name=sweeps"],
+        ["run.name='sweeps': is the folder of the sweeps'"],
+    ),
+    "what draws": (["seed=shuffle(1,2,3)"], ["seed='shuffle(1,2,3)': shuffle draws another order at each call"]),
     "a point twice": (["seed=1,1"], ["seed='1': names one point twice; give each value once"]),
 }
 

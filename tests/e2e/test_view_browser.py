@@ -4,12 +4,12 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import pytest
-from chromium import PROGRAM, Chromium, chromium
+from chromium import PROGRAM, chromium
 from proxy_pieces import make_checkpoint
+from view_look import FACTS, quiet
 from view_pieces import NAME, OTHER, SCRIPT, a_viewed_run, damage
 from view_server import viewing
 
@@ -20,42 +20,24 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this mac
 
 TRIAL = f"trials/train/1/{NAME}"
 PAGES = (
-    *("state", "curves", "trials", "trials?step=0&outcome=excluded", "trials?split=validation", f"{TRIAL}/turns"),
+    *(
+        "state",
+        "curves",
+        "numbers",
+        "configuration",
+        "trials",
+        "trials?step=0&outcome=excluded",
+        "trials?split=validation",
+        f"{TRIAL}/turns",
+    ),
     *(f"{TRIAL}/tokens", f"{TRIAL}/tokens?only=sampled", f"trials/train/0/{OTHER}/turns"),
     *(f"trials/train/0/{OTHER}/tokens?segment=1", f"trials/train/0/{OTHER}/tokens?exchange=x1"),
 )
 
 
-FACTS = """({
-    place: location.pathname + location.search,
-    run: document.querySelector('nav b')?.textContent ?? null,
-    cookie: document.cookie,
-    hacked: window.hacked ?? null,
-    active: document.querySelectorAll('script, img, iframe, object, embed').length,
-    styled: getComputedStyle(document.querySelector('nav')).display === 'flex',
-    fits: document.documentElement.scrollWidth <= innerWidth,
-    first: document.querySelector('.message pre')?.textContent ?? null,
-    words: [...document.querySelectorAll('.piece code')].map(one => one.textContent).join(''),
-    problems: [...document.querySelectorAll('.problem')].map(one => one.textContent),
-})"""
-"""Asked all at once: the page of a live run loads itself again every few seconds."""
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-
-
-async def quiet(tab: Chromium, address: str, status: int = 200) -> dict[str, Any]:
-    """The page is there, looks as it should, complains of nothing, asks this server alone, and no text has acted."""
-    seen = await tab.open(address)
-    assert seen.status == status, address
-    assert seen.complaints == [], address
-    assert {urlsplit(request).netloc for request in seen.requests} == {urlsplit(address).netloc}
-    facts: dict[str, Any] = await tab.value(FACTS)
-    assert (facts["hacked"], facts["active"], facts["cookie"]) == (None, 0, ""), address
-    assert (facts["styled"], facts["fits"]) == (True, True), address
-    return facts
 
 
 async def test_every_page_of_a_live_and_of_a_finished_run(tmp_path: Path, checkpoint: Path) -> None:

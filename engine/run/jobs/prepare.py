@@ -11,6 +11,7 @@ from engine.core.paths import cache_dir
 from engine.core.together import side_by_side
 from engine.observe.progress import ProgressView, make_progress
 from engine.run import warm_start
+from engine.run.drain import ended_by_its_words
 from engine.run.workbench import check_machine, images_needed
 from engine.sandbox.images import DebianImageStore
 
@@ -33,7 +34,7 @@ class PrepareJob:
             check_machine(built, images, model=False)
             progress.phase("preparing the model", 0, 0, "")
             await built.model.prepare(progress.say)
-            await warm_start.make(built, images, progress.say)
+            await ended_by_its_words(partial(warm_start.make, built, images), progress.say)
             check_machine(built, images)
             progress.say(f"prepared: {len(built.tasks.load())} tasks, model {built.model.info().name}")
         return 0

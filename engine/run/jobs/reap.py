@@ -1,57 +1,88 @@
 """`job=reap`: removes what a `kill -9` left behind, of any run of this user on this machine.
 
-Sandboxes with their mounts, containers and services, temporary folders, half-made downloads in the cache, and the
-scratch folders of the runs under `run.root`. Whatever has a living process is left alone: liveness is a lock that the
-kernel drops with the process. Every job does this for what is its own; this one does it for all, at once.
+Sandboxes with their mounts, containers and services, temporary folders, half-made downloads and images in the cache,
+scratch folders and half-written files of the runs under `run.root`. Whatever has a living process is left alone:
+liveness is a lock that the kernel drops with the process. What cannot be removed, or claimed, keeps nothing else from
+being removed, and is named at the end. Every job does this for what is its own; this one does it for
+all, at once. Processes are not its concern: each ends with the one that started it (`core/supervise.py`).
 """
 
 import asyncio
-import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from engine.config.built import Built
-from engine.core.errors import SandboxError
+from engine.core.errors import RunError
 from engine.core.paths import cache_dir
 from engine.core.temporary import remove_abandoned
+from engine.core.whole import remove_drafts
+from engine.run.directory import remove_leftovers
 from engine.sandbox import ledger
 from engine.store.claim import claim
 from engine.store.layout import Layout
 
-_CACHES = ("models", "sdists", "tasks", "written")
+_CACHES = ("disks", "images", "models", "sdists", "tasks", "written")
 """Folders of the cache in which something is made beside its final place."""
+_RECORDS = ("demonstrations", "laptop", "proven")
+"""Folders of the cache in which single files are kept as they come."""
+_DRAFT_S = 600.0
+"""Nobody locks a single file: its draft is abandoned when it is older than any writing takes."""
 
 
 class ReapJob:
     """Names what it removed, a line each."""
 
     async def run(self, built: Built) -> int:
-        """Exit code 0 when nothing is left. Raises SandboxError naming what could not be removed."""
-        removed = [f"folder {folder}" for folder in await asyncio.to_thread(_folders, built.directory.parent)]
-        try:
-            removed += [f"sandbox {name}" for name in await asyncio.to_thread(ledger.reap, None)]
-        except SandboxError:
-            _tell(removed)
-            raise
-        _tell(removed)
+        """Exit code 0 when nothing is left. Raises RunError naming what could not be removed, after the rest is."""
+        removed, problems = await asyncio.to_thread(_reap, built.directory.parent)
+        for line in removed:
+            print(f"removed {line}")
+        if problems:
+            raise RunError(f"not removed: {'; '.join(problems)}; remove these by hand, or as a user who may")
+        if not removed:
+            print("nothing was left behind")
         return 0
 
 
-def _folders(runs: Path) -> list[Path]:
-    removed = remove_abandoned("*")
+def _reap(runs: Path) -> tuple[list[str], list[str]]:
+    """What was removed, and what could not be and why; whatever one place does, the others are looked at."""
+    removed: list[str] = []
+    problems: list[str] = []
+    try:
+        names, problems = ledger.reap_sessions(None)
+        removed += [f"sandbox {name}" for name in names]
+    except OSError as error:  # the records of all of them cannot be had
+        problems.append(f"{error.filename or 'sandboxes'} ({error.strerror})")
+    for place, remove in _places(runs, problems):
+        try:
+            found = remove()
+        except OSError as error:
+            problems.append(f"{error.filename or place} ({error.strerror})")
+            continue
+        for path in found:
+            if path.exists():
+                problems.append(f"{path} (something in it stays)")
+            else:
+                removed.append(str(path))
+    return removed, problems
+
+
+def _places(runs: Path, problems: list[str]) -> Iterator[tuple[Path, Callable[[], Sequence[Path]]]]:
+    """Where something may be left, and what removes it."""
+    yield Path(tempfile.gettempdir()), partial(remove_abandoned, "*", None, problems)
     for name in _CACHES:
-        removed += remove_abandoned("*", cache_dir() / name)
+        yield cache_dir() / name, partial(remove_abandoned, "*", cache_dir() / name, problems)
+    for folder in (*(cache_dir() / name for name in _RECORDS), runs / "sweeps"):
+        yield folder, partial(remove_drafts, folder, _DRAFT_S)
     for root in sorted(runs.glob("*/")):
-        layout = Layout(root=root)
-        if layout.lock.is_file() and layout.scratch.is_dir():
-            with claim(layout) as holder:
-                if not holder:
-                    shutil.rmtree(layout.scratch)
-                    removed.append(layout.scratch)
-    return removed
+        yield root, partial(_of_run, Layout(root=root))
 
 
-def _tell(removed: list[str]) -> None:
-    for line in removed:
-        print(f"removed {line}")
-    if not removed:
-        print("nothing was left behind")
+def _of_run(layout: Layout) -> list[Path]:
+    """Raises OSError where the lock cannot be had, whatever holds it or not."""
+    if not layout.lock.is_file():
+        return []
+    with claim(layout) as holder:
+        return [] if holder else remove_leftovers(layout)

@@ -17,6 +17,7 @@ from engine.observe.curves import check_runs, is_run, read_curves
 from engine.observe.headline import headline
 from engine.observe.learning import told_apart, write_page
 from engine.store.layout import Layout
+from engine.store.reader import Reader
 
 _KEY = "job.runs"
 _WIDE = 1000
@@ -51,7 +52,7 @@ def _all_runs(own: Path) -> list[Path]:
     Runs that were set aside (`run.fresh`) are left out, and links to runs that are there themselves."""
     folders = {folder.resolve(): folder for folder in sorted(own.parent.glob("*"), key=Path.is_symlink, reverse=True)}
     found = [folder for folder in folders.values() if "~" not in folder.name and is_run(folder)]
-    stepped = [folder for folder in found if any(Layout(root=folder).steps.glob("step=*.parquet"))]
+    stepped = [folder for folder in found if Reader(Layout(root=folder)).step_files()]
     if not stepped:
         problem = f"no run under {own.parent} has finished a step"
         raise ConfigError(_KEY, [], problem, "name the folders of runs: job.runs=[runs/a,runs/b]")

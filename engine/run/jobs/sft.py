@@ -6,6 +6,7 @@ engine, harness and sandbox. The report stands in the run directory (`reports/wa
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from engine.config.built import Built
@@ -15,7 +16,7 @@ from engine.core.records import Scored, Trial, TrialKey
 from engine.observe.observer import Observer
 from engine.run import warm_start
 from engine.run.directory import check_directory, open_directory
-from engine.run.drain import Drain
+from engine.run.drain import Drain, ended_by_its_words
 from engine.run.gate import Goals, gate, gate_lines
 from engine.run.plan import derived_seed
 from engine.run.rollout import Rollout
@@ -49,7 +50,7 @@ class SftJob:
             observer.start(layout)
             try:
                 observer.phase("making the warm start", 0, 0, "")
-                await warm_start.make(built, images, observer.say)
+                await ended_by_its_words(partial(warm_start.make, built, images), observer.say)
                 check_machine(built, images)
                 scored = await self._try(built, images, layout, trials)
             finally:
@@ -83,7 +84,7 @@ class SftJob:
         def tell(what: str) -> None:
             observer.phase(what, 0, 0, "")
 
-        async with open_workbench(built, place, images, tell, observer.say) as bench:
+        async with open_workbench(built, layout, images, tell, observer.say) as bench:
             rollout = Rollout(bench.shop, bench.engine, built.schedule, place, Drain())
 
             def show(scored: Scored) -> None:

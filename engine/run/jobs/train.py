@@ -1,13 +1,15 @@
-"""`job=train`: rollout → train → sync → validate, step after step, from where the run directory left off.
+"""`job=train`: rollout → train → sync → checkpoint → validate, step after step, from where the run directory left off.
 
-Invariant: a step is finished when its checkpoint is whole. A restart goes on at the last whole checkpoint and reads the
-trials of the open step that were already finished, so none is lost and none is trained twice.
+Invariant: a step is finished when its checkpoint is whole; only then are its weights validated. A restart goes on at
+the last whole checkpoint and reads the trials that its weights sampled, so none is lost and none is trained twice; what
+came of weights that are gone is deleted.
 """
 
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from engine.config.bundle import describe, fingerprint
 from engine.core.contracts import DoubtedPool
 from engine.core.errors import ConfigErrors, Interrupted, LegoError, RunError
 from engine.core.records import Scored, Trial
+from engine.core.threads import threads_end_here
 from engine.observe.learning import write_report
 from engine.observe.observer import Observer
 from engine.observe.progress import Note
@@ -26,13 +29,14 @@ from engine.run.directory import check_directory, open_directory
 from engine.run.drain import Drain
 from engine.run.optimise import Optimiser
 from engine.run.plan import Plan, Sampling
-from engine.run.reproduce import fingerprints, tell
+from engine.run.reproduce import fingerprints, resumed, tell
 from engine.run.rollout import Rollout, entry
 from engine.run.workbench import Workbench, check_machine, open_workbench
 from engine.sandbox.images import DebianImageStore
+from engine.store.complete import check_complete
 from engine.store.layout import Layout
 from engine.store.reader import Reader
-from engine.store.state import StateFile
+from engine.store.state import StateFile, read_state
 from engine.store.writer import Writer
 
 
@@ -42,12 +46,14 @@ class TrainJob:
     def __init__(self) -> None:
         self._drain = Drain()
 
-    def drain(self) -> None:
+    def drain(self) -> bool:
         """End once what is running is finished and written: trials in flight, or the step whose update has begun."""
-        self._drain.ask()
+        return self._drain.ask()
 
     async def run(self, built: Built) -> int:
         """Exit code 0 when all planned steps are done."""
+        if not built.fresh and _finished(built):
+            return 0
         images = DebianImageStore()
         plan = self._plan(built, images)
         described = describe(built, fingerprints(plan.tasks), fingerprint(built.model.info().path))
@@ -82,13 +88,15 @@ class TrainJob:
         self, built: Built, plan: Plan, layout: Layout, images: DebianImageStore, described: Mapping[str, Any]
     ) -> int:
         """All steps that are left, in a directory that is this process's own."""
-        reader, writer = Reader(layout), Writer(layout)
-        previous = reader.state()
-        if previous is not None and previous["phase"] == "finished":
-            print(f"this run is finished; run.fresh=true starts it anew\n{layout.root}")
+        if _finished(built):
             return 0
+        reader, writer = Reader(layout), Writer(layout)
+        done = max(reader.checkpoints(), default=0)
+        described = resumed(built, reader.config(), described)
+        writer.forget_beyond(done)
+        check_complete(layout, done)
         summarise(reader, 0.0)  # what is damaged in finished steps is told now, not after the last one
-        writer.text("config.yaml", yaml.safe_dump(described, sort_keys=False))
+        writer.text("config.yaml", yaml.safe_dump(dict(described), sort_keys=False))
         state = StateFile(layout)
         observer: Observer = built.observe
 
@@ -98,12 +106,17 @@ class TrainJob:
 
         observer.start(layout, [beat])
         try:
-            state.update("starting", steps=plan.steps)
-            async with open_workbench(
-                built, layout, images, lambda what: observer.phase(what, 0, 0, ""), observer.say
-            ) as bench:
+            state.update("starting", steps=plan.steps, step=done, policy_version=done)
+            async with (
+                threads_end_here(),
+                open_workbench(
+                    built, layout, images, lambda what: observer.phase(what, 0, 0, ""), observer.say
+                ) as bench,
+            ):
                 await _Loop(built, plan, bench, layout, state, self._drain).run()
-            await _write_report(layout, observer)
+            check_complete(layout, plan.steps)
+            async with threads_end_here():
+                await _write_report(layout, observer)
             summary = summarise(reader, state.wall_s)
             writer.json("summary.json", summary)
             state.update("finished")
@@ -120,6 +133,16 @@ class TrainJob:
             observer.stop()
         _report(layout.root, summary)
         return 0
+
+
+def _finished(built: Built) -> bool:
+    """Whether the run's directory holds this very run, done; says so. Raises ConfigError where it holds another."""
+    check_directory(built)
+    state = read_state(Layout(root=built.directory))
+    if state is None or state["phase"] != "finished":
+        return False
+    print(f"this run is finished; run.fresh=true starts it anew\n{built.directory}")
+    return True
 
 
 class _Loop:
@@ -148,18 +171,19 @@ class _Loop:
             self._writer.forget_routing(first - 1)
             self._observer.say(f"resuming at step {first + 1}/{self._plan.steps} from checkpoint {first}")
         self._ledger.settle(first)
+        self._drain.begin()
+        before = await self._measure(first)  # which an earlier start may not have come to
+        if first:
+            await self._end(first - 1)
         for step in range(first, self._plan.steps):
             self._drain.check()
-            await self._step(step)
+            await self._step(step, before if step == 0 else {})
+            await self._measure(step + 1)
+            await self._end(step)
 
-    async def _step(self, step: int) -> None:
+    async def _step(self, step: int, before: Mapping[str, float]) -> None:
+        """From rollout to checkpoint; `before`: metrics that the step's record has besides its own."""
         title = f"step {step + 1}/{self._plan.steps}"
-        metrics: dict[str, float] = {}
-        if step == 0:
-            before = await self._validation(0)
-            if before:
-                metrics["validation/reward_before"] = before["validation/reward"]
-                metrics["validation/trials_before"] = before["validation/trials"]
         begun = time.monotonic()
         self._state.update("rollout", step=step, policy_version=step)
         scored = await self._sample(step, f"{title} rollout", self._plan.trials(step, step))
@@ -169,20 +193,37 @@ class _Loop:
         trained = [entry(one.trajectory.trial) for one in scored if not one.trajectory.termination.excluded]
         self._ledger.move(step, trained, "trained")  # ahead of the update; without its checkpoint it is taken back
         self._show(f"{title} train", lambda: self._trainer.doing)
-        metrics |= await self._optimiser.step(step, scored, lambda what: self._sync(f"{title} {what}"))
-        metrics["time/rollout_s"] = rolled_out
-        self._state.update("sync", policy_version=step + 1)
-        held_out = await self._validation(step + 1)
-        metrics |= held_out
-        record = self._optimiser.record(step, metrics)
-        self._state.update("checkpoint")
+        found = await self._optimiser.step(step, scored, lambda what: self._sync(f"{title} {what}"))
+        record = self._optimiser.record(step, {**before, **found, "time/rollout_s": rolled_out})
+        self._state.update("checkpoint", policy_version=step + 1)
         self._writer.step(record)
+        self._observer.judge(record, self._writer)
         self._show(f"{title} checkpoint")
         await self._optimiser.checkpoint(step + 1)
-        self._writer.forget_routing(step + 1)  # what bears the next number is of the validation
-        self._observer.step(record, self._plan.steps, self._writer)
-        if held_out or (step + 1) % self._observer.report_every == 0:
+        self._writer.forget_routing(step)
+
+    async def _end(self, step: int) -> None:
+        """Show a step that is done, its validation included."""
+        record = self._reader.step(step)
+        self._observer.step(record, self._plan.steps)
+        if "validation/reward" in record.metrics or (step + 1) % self._observer.report_every == 0:
             await _write_report(self._layout, self._observer)
+
+    async def _measure(self, version: int) -> dict[str, float]:
+        """Validate the weights after `version` updates, which are on disk, where that is due and not done.
+
+        What comes of it is entered in the record of the step that made the weights; that of the first weights, which no
+        step made, is returned, for the first step's record."""
+        if version == 0:
+            before = await self._validation(0)
+            names = {"validation/reward": "validation/reward_before", "validation/trials": "validation/trials_before"}
+            return {names[name]: value for name, value in before.items() if name in names}
+        record = self._reader.step(version - 1)
+        if "validation/reward" not in record.metrics:
+            found = await self._validation(version)
+            if found:
+                self._writer.step(replace(record, metrics={**record.metrics, **found}))
+        return {}
 
     async def _validation(self, version: int) -> dict[str, float]:
         """Metrics of the held-out tasks after `version` updates; none where none are due.

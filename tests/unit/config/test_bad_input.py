@@ -30,9 +30,32 @@ CASES = {
             "allowed: experiment, seed, run, engine, sandbox, harnesses"
         ],
     ),
+    "a key below an unknown one": (
+        ["engine.motor.threads=3"],
+        ["engine.motor.threads=3: unknown key; did you mean engine.threads? allowed: threads, device, path, arguments"],
+    ),
+    "a key below an unknown one of a free-form map": (
+        ["engine.arguments.a.b=3"],
+        ["engine.arguments.a.b=3: not in the free-form map engine.arguments yet; write +engine.arguments.a.b=3"],
+    ),
     "unknown key, forced in": (
         ["+engine.thread=3"],
         ["engine.thread=3: unknown key; did you mean engine.threads? allowed: threads, device, path, arguments"],
+    ),
+    "added though it is there": (
+        ["+seed=3", "+engine.threads=2"],
+        ["seed=3: is in place already; write seed=3", "engine.threads=2: is in place already; write engine.threads=2"],
+    ),
+    "a key of an option that was not chosen": (
+        ["harnesses.other.max_turns=3"],
+        [
+            "harnesses.other.max_turns=3: unknown key here, it belongs to harness=other; write harness=other as well; "
+            "without it allowed: agent"
+        ],
+    ),
+    "unknown name in the map of harnesses": (
+        ["harnesses.agnt.max_turns=3"],
+        ["harnesses.agnt.max_turns=3: unknown key; did you mean harnesses.agent.max_turns? allowed: agent"],
     ),
     "a key below a value": (
         ["engine.threads.x=3"],
@@ -118,6 +141,13 @@ CASES = {
         [
             "engine.threads='${engine.thread}': cannot be resolved (Interpolation key 'engine.thread' not found); "
             "name an existing key, in full, as ${group.key}"
+        ],
+    ),
+    "a name by the clock": (
+        ["run.root=runs-${now:%H%M%S}"],
+        [
+            "run.root='runs-${now:%H%M%S}': another value at each start, so the same command would begin a new run "
+            "instead of going on; write a fixed value"
         ],
     ),
     "foreign class": (

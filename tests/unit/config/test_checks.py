@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.config.checks import check_run
+from engine.config.checks import RULES, check_run
 from engine.core.errors import ConfigErrors
 
 GOOD: dict[str, Any] = {
@@ -18,6 +18,10 @@ GOOD: dict[str, Any] = {
 }
 
 CASES = {
+    "a name that is taken": (
+        {"run": {"name": "Sweeps"}},
+        ["run.name='Sweeps': is the folder of the sweeps' records; choose another name"],
+    ),
     "schedule.rollouts_per_prompt": (
         {"harnesses": {"a": {}}, "schedule.rollouts_per_prompt": 1, "train.mini_batches": 4},
         [
@@ -60,6 +64,13 @@ CASES = {
         [
             "proxy.top_p=0.9: captured log-probabilities would be over the nucleus, the trainer's over the whole "
             "vocabulary; set proxy.top_p=1.0 and lower proxy.temperature instead"
+        ],
+    ),
+    "an engine without weights": (
+        {"inference": {"probe": None}},
+        [
+            "inference.probe=None: this engine has no weights, so an update cannot be shown to have reached it; "
+            "train with another engine, for example inference=vllm"
         ],
     ),
     "goals": (
@@ -182,6 +193,11 @@ def test_rule(case: str) -> None:
     with pytest.raises(ConfigErrors) as caught:
         check_run(_with(changes))
     assert str(caught.value).splitlines() == expected
+
+
+def test_every_rule_has_a_case() -> None:
+    broken = {rule for changes, _ in CASES.values() for rule in RULES if list(rule(_with(changes)))}
+    assert [rule.__name__ for rule in RULES if rule not in broken] == []
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """Hydra's habits on the command line, with this project's errors; sweeps are checked whole before they start."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from engine.config.command import NOTHING_TO_DO, run_command
 from engine.config.composed import Composed
-from engine.config.schemas import Tree
+from engine.config.schemas import TREE, Tree
 from engine.core.errors import ConfigError, ConfigErrors
 
 
@@ -52,9 +53,12 @@ def test_a_run_gets_its_configuration_and_leaves_no_file(tree: Tree, elsewhere: 
     assert Path.cwd() == elsewhere
 
 
-def test_without_arguments_it_says_what_to_do(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("arguments", [[], ["-m"]])
+def test_without_arguments_it_says_what_to_do(
+    tree: Tree, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
     recorder = Recorder()
-    assert run_command([], recorder, tree) == 2
+    assert run_command(arguments, recorder, tree) == 2
     assert recorder.seen == []
     assert capsys.readouterr().err.strip() == NOTHING_TO_DO
 
@@ -136,13 +140,38 @@ def test_a_record_that_cannot_be_written_is_one_line(tree: Tree, elsewhere: Path
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_fixed_key_may_exist_in_the_swept_option_only(tree: Tree) -> None:
+@pytest.mark.parametrize("swept", ["harness=other,[agent,other]", "harness=choice(other)"])
+def test_a_fixed_key_may_exist_in_the_swept_option_only(tree: Tree, swept: str) -> None:
     """The kind of hydra#2888."""
     recorder = Recorder()
-    arguments = ["--multirun", "harness=other", "harnesses.other.max_turns=3", "seed=1,2", "engine.path='a b'"]
+    arguments = ["--multirun", swept, "seed=1,2", "harnesses.other.max_turns=3", "engine.path='a b'"]
     assert run_command(arguments, recorder, tree) == 0
-    assert [c.config["harnesses"]["other"]["max_turns"] for c in recorder.seen] == [3, 3]
-    assert [c.config["engine"]["path"] for c in recorder.seen] == ["a b", "a b"]
+    assert len(recorder.seen) == 2 * (1 + swept.count("agent"))
+    assert {c.config["harnesses"]["other"]["max_turns"] for c in recorder.seen} == {3}
+    assert {c.config["engine"]["path"] for c in recorder.seen} == {"a b"}
+
+
+def test_a_fixed_null_is_taken_into_each_point() -> None:
+    """Hydra's `choice` takes no null; the key is one of an option that the sweep chooses."""
+    recorder = Recorder()
+    fixed = ["experiment=mini_swe_agent_gspo", "harness=openhands", "harnesses.openhands.max_output_tokens=null"]
+    assert run_command([*fixed, "-m", "seed=1,2", "schedule.steps=null"], recorder, TREE) == 0
+    found = [(c.config["seed"], c.config["schedule"]["steps"], *c.config["harnesses"]) for c in recorder.seen]
+    assert found == [(1, None, "openhands"), (2, None, "openhands")]
+
+
+def test_a_fixed_interpolation_stays_one_in_each_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THREADS", "7")
+    recorder = Recorder()
+    fixed = "inference.environment.OMP_NUM_THREADS=${oc.env:THREADS}"
+    assert run_command(["-m", "seed=1,2", fixed, "schedule.steps=3"], recorder) == 0
+    assert [one.config["inference"]["environment"]["OMP_NUM_THREADS"] for one in recorder.seen] == ["7", "7"]
+
+
+def test_what_hydra_refuses_in_a_sweep_is_told_as_what_it_is(tree: Tree) -> None:
+    line = r"^hydra/launcher='nonesuch': no such file \(In 'hydra/config'\); allowed: basic$"
+    with pytest.raises(ConfigError, match=line):
+        run_command(["-m", "seed=1,2", "hydra/launcher=nonesuch"], Recorder(), tree)
 
 
 def test_a_sweep_over_all_options_of_a_group(tree: Tree) -> None:
@@ -157,6 +186,16 @@ def test_a_key_given_twice_is_refused_in_a_sweep(tree: Tree) -> None:
     recorder = Recorder()
     with pytest.raises(ConfigError, match=r"^seed='3,4': given twice \(seed=1,2 and seed=3,4\); give a key once$"):
         run_command(["-m", "seed=1,2", "seed=3,4"], recorder, tree)
+    assert recorder.seen == []
+
+
+@pytest.mark.parametrize("again", ["++seed=3", "+seed=3", "seed=3", "~seed"])
+def test_a_swept_key_that_is_fixed_as_well_is_refused(tree: Tree, again: str) -> None:
+    """Hydra would run all points with the fixed value, or drop it, by their order."""
+    recorder = Recorder()
+    for lines in (["seed=1,2", again], [again, "seed=1,2"]):
+        with pytest.raises(ConfigError, match=rf"^seed=.*: given twice \({re.escape(' and '.join(lines))}\); "):
+            run_command(["-m", *lines], recorder, tree)
     assert recorder.seen == []
 
 

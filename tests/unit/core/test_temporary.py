@@ -63,3 +63,25 @@ def test_below_another_folder_it_is_hidden_and_can_be_removed_without_a_new_one(
     maker.communicate()
     assert remove_abandoned("*", base / "b") == [theirs]
     assert list((base / "b").iterdir()) == []
+
+
+def test_a_removal_that_is_cut_short_is_finished_by_the_next(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), temporary_folder("kind") as folder:
+        (folder / "tree").mkdir()
+        patch.setattr("engine.core.temporary.shutil.rmtree", cut)
+    assert (folder / ".lock").exists()
+    assert remove_abandoned("kind") == [folder]
+
+
+def test_what_a_thread_still_writes_is_left_to_the_next(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(folder: Path) -> None:
+        (folder / "late").touch()
+        raise OSError
+
+    with monkeypatch.context() as patch, temporary_folder("kind") as folder:
+        patch.setattr(Path, "rmdir", late)
+    assert {entry.name for entry in folder.iterdir()} == {".lock", "late"}
+    assert remove_abandoned("kind") == [folder] and list(base.iterdir()) == []

@@ -112,11 +112,40 @@ async def test_death_at_start_tells_the_error_and_the_exit_code(tmp_path: Path) 
     assert server.status() == "exit code 7"
 
 
+async def test_a_server_that_was_killed_says_by_what(tmp_path: Path) -> None:
+    server = ServerProcess("vLLM", ["sh", "-c", "echo loading weights; kill -9 $$"], {}, tmp_path / "log")
+    await server.start(grace_s=1)
+    line = r"^vLLM died at start \(exit code 137, killed by SIGKILL\): loading weights$"
+    with pytest.raises(RunError, match=line):
+        await server.wait_until(never, timeout_s=60)
+
+
+def test_the_last_words_are_the_errors_each_once_and_without_its_prefix(tmp_path: Path) -> None:
+    server = ServerProcess("vLLM", ["true"], {}, tmp_path / "log")
+    assert server.tail() == "no log"
+    worker, core = "(Worker pid=7) ERROR 11-30 07:56:50 [multiproc_executor.py:1055]", "(EngineCore pid=6)"
+    lines = [
+        "(APIServer pid=5) WARNING 11-30 07:56:01 [system_utils.py:3] Found ulimit, it can cause `OSError: [Errno 24]`",
+        f"{worker} ValueError: too little",
+        f"{worker}   File 'x', line 3",
+        f"{core} ERROR 11-30 07:56:50 [core.py:1366] RuntimeError: Worker failed with error 'too little', see above",
+        f"{core} RuntimeError: Worker failed with error 'too little', see above",
+        "(APIServer pid=5) RuntimeError: Engine core initialization failed.",
+        "",
+    ]
+    (tmp_path / "log").write_text("\n".join(lines))
+    assert server.tail() == "ValueError: too little | RuntimeError: Engine core initialization failed."
+    (tmp_path / "log").write_text(f"RuntimeError: {'x' * 1000}\n")
+    assert len(server.tail()) == 300
+    (tmp_path / "log").write_text("")
+    assert server.tail() == "empty log"
+
+
 async def test_a_server_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
     server = ServerProcess("slow", ["sleep", "600"], {}, tmp_path / "log")
     await server.start(grace_s=0.1)
     try:
-        with pytest.raises(RunError, match="slow was not ready after 0 s"):
+        with pytest.raises(TimeoutError, match="slow was not ready after 0 s: empty log"):
             await server.wait_until(never, timeout_s=0)
     finally:
         await server.stop()
@@ -140,7 +169,7 @@ def test_a_taken_port_is_seen() -> None:
 
 
 def test_supervision_refuses_an_owner_that_is_gone() -> None:
-    script = Path(__file__).parents[3] / "engine/inference/supervise.py"
+    script = Path(__file__).parents[3] / "engine/core/supervise.py"
     wrong = str(os.getppid())
     done = subprocess.run([sys.executable, str(script), "1", wrong, "sh", "-c", "echo ran"], capture_output=True)
     assert done.returncode == 1 and done.stdout == b""

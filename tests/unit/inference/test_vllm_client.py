@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ from engine.inference.vllm_plugin import PAUSE
 from engine.inference.weight_file import check_same, checkpoint_shapes, read_shapes
 
 FAKE = Path(__file__).parents[2] / "fixtures/fake_vllm.py"
+INTERPRETER = "name an interpreter that has vLLM, or null for this one"
 PROMPT = np.arange(7, dtype=np.int32)
 
 
@@ -153,10 +155,21 @@ async def test_a_chosen_port_works_as_the_socket_does(fake: Callable[..., Any], 
 
 
 async def test_death_at_start_ends_with_the_last_words(fake: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"vLLM died at start \(exit code 1\): json\.decoder\.JSONDecodeError"):
+    with pytest.raises(RunError) as caught:
         async with fake(environment={"FAKE_VLLM": "no JSON"}):
             pass
-    assert "Traceback" in (tmp_path / "logs/vllm.log").read_text()
+    log = tmp_path / "logs/vllm.log"
+    start, _, end = str(caught.value).partition("; ")
+    assert start.startswith("vLLM died at start (exit code 1): json.decoder.JSONDecodeError: ")
+    assert end == f"see its log; the keys of inference and of model decide how it starts; its log is {log}"
+    assert "Traceback" in log.read_text()
+
+
+async def test_one_that_never_answers_names_the_key_of_its_patience(fake: Callable[..., Any], tmp_path: Path) -> None:
+    way = f"raise inference.start_timeout_s=0.1, or see what it does: {tmp_path / 'logs/vllm.log'}"
+    with pytest.raises(RunError, match=rf"^vLLM was not ready after 0\.1 s: .*; {re.escape(way)}$"):
+        async with fake(behaviours={"/health": ["drop"]}, start_timeout_s=0.1):
+            pass
 
 
 async def test_a_connection_lost_before_an_answer_is_tried_again(fake: Callable[..., Any]) -> None:
@@ -264,6 +277,8 @@ async def test_a_server_that_died_is_started_again_and_serves_no_older_weights(f
         server.kill()
         while not engine.failure():
             await asyncio.sleep(0.01)
+        told = r"vLLM ended by itself \(exit code 137, killed by SIGKILL; .*/logs/vllm\.log ends: .*\)"
+        assert re.fullmatch(told, engine.failure())
         engine.environment = {**engine.environment, "FAKE_VLLM": "{}"}
         await engine.restart()
         with pytest.raises(InferenceError):
@@ -314,11 +329,23 @@ def test_problems_name_key_value_and_way_out() -> None:
     errors = made(python="/nowhere/python", arguments={"max_model_len": 5, "no-enforce-eager": True, "swap-space": 1})
     already = "set already; remove it; model, scale and the other inference keys decide it"
     assert [str(error) for error in errors.problems()] == [
-        "inference.python='/nowhere/python': no such interpreter; name an executable, or null for this interpreter",
+        f"inference.python='/nowhere/python': no such interpreter; {INTERPRETER}",
         f"inference.arguments.max_model_len=5: {already}",
         f"inference.arguments.no-enforce-eager=True: {already}",
     ]
     assert made().problems() == []
+
+
+@pytest.mark.parametrize(
+    ("script", "fault"),
+    [("exit 3", "is no Python interpreter (exit code 3)"), ("echo False", "has no vLLM"), ("echo True", "")],
+)
+def test_an_interpreter_is_asked_before_the_start(tmp_path: Path, script: str, fault: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    told = [str(error) for error in made(python=str(python)).problems()]
+    assert told == ([f"inference.python={str(python)!r}: {fault}; {INTERPRETER}"] if fault else [])
 
 
 @pytest.mark.parametrize("pause", ["soon", "", "-1", "nan", "2"])

@@ -277,9 +277,9 @@ def test_another_programs_configuration_is_no_run(tmp_path: Path) -> None:
 
 def test_a_damaged_number_of_steps_and_a_trial_without_its_columns_are_named(tmp_path: Path) -> None:
     layout = a_run(tmp_path / "r", TEN[:1])
-    foreign = layout.trials(0, "train") / "x.parquet"
+    foreign = layout.trials(0, "train") / "e0-x-s0-a0.parquet"
     pq.write_table(pa.table({"task": ["a"]}), foreign)
-    with pytest.raises(RunError, match=r"x.parquet is damaged \(KeyError: 'reward'\)"):
+    with pytest.raises(RunError, match=r"e0-x-s0-a0.parquet is damaged \(KeyError: 'reward'\)"):
         read_curves(layout)
     foreign.unlink()
     layout.state.write_text(json.dumps(json.loads(layout.state.read_text()) | {"steps": "many"}))

@@ -13,6 +13,7 @@ import yaml
 
 from engine.config.bundle import run_directory
 from engine.core.errors import ConfigError
+from engine.core.whole import draft_of
 from engine.run.directory import open_directory
 from engine.store.layout import Layout
 
@@ -115,3 +116,16 @@ def test_what_a_killed_process_left_in_scratch_is_removed(tmp_path: Path) -> Non
     (layout.scratch / "trial").mkdir(parents=True)
     start(built(tmp_path))
     assert not layout.scratch.exists()
+
+
+def test_what_a_killed_process_left_in_it_goes_at_the_next_start(tmp_path: Path) -> None:
+    made = built(tmp_path)
+    start(made)
+    layout = Layout(root=made.directory)
+    (layout.scratch / "trial").mkdir(parents=True)
+    half = (draft_of(layout.state), draft_of(layout.checkpoint(1)))
+    half[0].touch()
+    half[1].mkdir(parents=True)
+    start(made)
+    assert not layout.scratch.exists() and not any(draft.exists() for draft in half)
+    assert layout.config.exists() and layout.checkpoints.is_dir()

@@ -69,7 +69,7 @@ async def test_what_refuses_soonest_starts_first_and_all_is_stopped(tmp_path: Pa
     await open_and_close(tmp_path, log)
     assert log[:2] == ["start proxy", "start sandbox"]
     assert sorted(log[2:4]) == ["start inference", "start train"]
-    assert log[4:] == ["run", "stop proxy", "stop inference", "stop sandbox", "stop train"]
+    assert log[4:] == ["run", "stop train", "stop proxy", "stop inference", "stop sandbox"]
 
 
 async def test_it_tells_what_it_starts_and_waits_for(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ async def test_a_start_that_fails_stops_everything(tmp_path: Path, name: str) ->
     with pytest.raises(RunError, match=f"start {name}"):
         await open_and_close(tmp_path, log, f"start {name}")
     assert "run" not in log
-    assert log[-4:] == ["stop proxy", "stop inference", "stop sandbox", "stop train"]
+    assert log[-4:] == ["stop train", "stop proxy", "stop inference", "stop sandbox"]
 
 
 class Forever(Async):
@@ -118,7 +118,7 @@ async def test_a_trainer_that_cannot_start_ends_the_engines_start(tmp_path: Path
     with pytest.raises(RunError, match="start train"):
         async with asyncio.timeout(60), opened(made, tmp_path):
             raise AssertionError
-    assert log[-5:] == ["start of inference ended", "stop proxy", "stop inference", "stop sandbox", "stop train"]
+    assert log[-5:] == ["start of inference ended", "stop train", "stop proxy", "stop inference", "stop sandbox"]
 
 
 async def test_an_interrupted_start_stops_everything(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_an_interrupted_start_stops_everything(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2), opened(made, tmp_path):
             raise AssertionError
-    assert log[-5:] == ["start of inference ended", "stop proxy", "stop inference", "stop sandbox", "stop train"]
+    assert log[-5:] == ["start of inference ended", "stop train", "stop proxy", "stop inference", "stop sandbox"]
 
 
 async def test_what_fails_while_stopping_hides_no_failure(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ async def test_what_fails_while_stopping_hides_no_failure(tmp_path: Path) -> Non
     with pytest.raises(ZeroDivisionError):
         async with opened(built(log, "stop sandbox"), tmp_path):
             raise ZeroDivisionError
-    assert log[-1] == "stop train"
+    assert log[-1] == "stop sandbox"
 
 
 @pytest.mark.parametrize("name", ["proxy", "inference", "sandbox"])
@@ -144,4 +144,31 @@ async def test_a_stop_that_fails_keeps_no_other_from_stopping(tmp_path: Path, na
     log: list[str] = []
     with pytest.raises(RunError, match=f"stop {name}"):
         await open_and_close(tmp_path, log, f"stop {name}")
-    assert log[-4:] == ["stop proxy", "stop inference", "stop sandbox", "stop train"]
+    assert log[-4:] == ["stop train", "stop proxy", "stop inference", "stop sandbox"]
+
+
+async def test_a_cancellation_while_stopping_keeps_nothing_from_being_stopped(tmp_path: Path) -> None:
+    log: list[str] = []
+    made = built(log)
+    stopping = asyncio.Event()
+
+    class Slow(Async):
+        async def stop(self) -> None:
+            stopping.set()
+            await asyncio.sleep(0.1)
+            await super().stop()
+
+    made.proxy = Slow("proxy", log, "")
+
+    async def work() -> None:
+        async with opened(made, tmp_path):
+            pass
+
+    task = asyncio.create_task(work())
+    await stopping.wait()
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0.01)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log[-3:] == ["stop proxy", "stop inference", "stop sandbox"]

@@ -148,8 +148,11 @@ def test_a_batch_without_any_target_is_refused():
         make(items)
     assert str(refused.value) == (
         "step 5: 1 kept and 1 excluded trajectories (setup_failed 1) hold no sampled token, so nothing can be trained; "
-        "look at the excluded ones' reasons, or at the harness's rule for side calls"
+        "mend what the run's ledger/step=5.jsonl names as reasons, or the harness's rule for side calls"
     )
+    timed_out = [scored(None, sample=1, termination=Termination.AGENT_TIMEOUT)]
+    with pytest.raises(NoTrainableToken, match=r"\(agent_timeout 1\) .*, or raise tasks\.agent_timeout_s, the agent's"):
+        make(timed_out)
     assert refused.value.exit_code == 3
     with pytest.raises(NoTrainableToken, match="step 5: 0 kept and 0 excluded"):
         make([])

@@ -67,7 +67,7 @@ async def test_compiled_code_in_a_package_folder_is_refused(tmp_path: Path) -> N
     spec = packages(wheel(tmp_path, extra="fast.cpython-311-x86_64-linux-gnu.so"))
     with pytest.raises(SandboxError, match="compiled"):
         await store.build(spec, print)
-    assert not store.path(spec).exists() and not list(store.path(spec).parent.glob(".*tmp*"))
+    assert not store.path(spec).exists() and not list(store.path(spec).parent.glob(".lego-rl-*"))
 
 
 async def test_a_failed_build_names_its_log_and_leaves_nothing(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ async def test_a_failed_build_names_its_log_and_leaves_nothing(tmp_path: Path) -
     with pytest.raises(SandboxError, match=r"tools-[0-9a-f]{12}\.log") as caught:
         await store.build(spec, print)
     assert "\n" not in str(caught.value)
-    assert not store.path(spec).exists() and not list(store.path(spec).parent.glob(".*tmp*"))
+    assert not store.path(spec).exists() and not list(store.path(spec).parent.glob(".lego-rl-*"))
 
 
 async def test_a_cancelled_build_leaves_nothing_and_can_be_repeated(
@@ -88,7 +88,7 @@ async def test_a_cancelled_build_leaves_nothing_and_can_be_repeated(
     async def hang(*_: object, environment: dict[str, str], **__: object) -> tuple[int, str]:
         begun.set()
         scratch = Path(environment["TMPDIR"])  # pip is killed: what it unpacked is not left to the machine's /tmp
-        assert scratch.parent == store.path(spec).parent
+        assert scratch.parent.parent == store.path(spec).parent
         (scratch / "pip-unpack").mkdir()
         await asyncio.sleep(3600)
         raise AssertionError
@@ -103,15 +103,16 @@ async def test_a_cancelled_build_leaves_nothing_and_can_be_repeated(
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-    assert not store.path(spec).exists() and not list(store.path(spec).parent.glob(".*tmp*"))
+    assert not store.path(spec).exists() and not list(store.path(spec).parent.glob(".lego-rl-*"))
     assert (await store.build(spec, print) / ".complete").is_file()
 
 
 async def test_what_a_killed_build_left_is_replaced(tmp_path: Path) -> None:
     store = DebianImageStore()
     spec = packages(wheel(tmp_path))
-    stale = store.path(spec).with_name(f".{store.path(spec).name}.tmp-1")
-    stale.mkdir(parents=True)
+    stale = store.path(spec).with_name(".lego-rl-image-of_a_dead_process")
+    (stale / "root").mkdir(parents=True)
+    (stale / ".lock").touch()
     store.path(spec).mkdir()
     (store.path(spec) / "half").write_text("half")
     path = await store.build(spec, print)

@@ -123,3 +123,12 @@ def test_a_process_is_killed_only_if_it_is_the_recorded_one(recorded: bool) -> N
                 process.wait(timeout=0.2)
             process.kill()
     session.close()
+
+
+@pytest.mark.parametrize("left", ["", '{"name": "tri', "{}", "[]"])
+def test_a_record_that_a_power_cut_took_keeps_no_start_from_reaping(cache: Path, left: str) -> None:
+    crash("one")
+    (record,) = (cache / "sandboxes").rglob("record.json")
+    record.write_text(left)
+    assert len(reap(None)) == 1
+    assert [path.name for path in (cache / "sandboxes").iterdir()] == [".lock"]

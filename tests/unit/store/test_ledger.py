@@ -93,7 +93,7 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(layout: Layout, monkeypat
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("engine.store.ledger.os.fsync", full)
+    monkeypatch.setattr("engine.core.whole.os.fsync", full)
     with pytest.raises(
         RunError, match=r"step=000000\.jsonl cannot be written: No space left.*the same command goes on"
     ):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from power_cut import Disk, present
 
 from engine.core.errors import AlignmentError, RunError
 from engine.core.records import (
@@ -28,6 +29,7 @@ from engine.core.records import (
 )
 from engine.core.whole import write_whole
 from engine.store.layout import Layout
+from engine.store.ledger import Ledger
 from engine.store.reader import Reader
 from engine.store.schema import record_schema
 from engine.store.state import StateFile
@@ -208,6 +210,22 @@ def test_a_damaged_trial_is_named_with_the_way_out(tmp_path: Path, what: str, da
     assert Reader(layout).trial(0, trial) is None
 
 
+def test_what_came_of_weights_that_no_checkpoint_holds_is_forgotten(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path)
+    writer = Writer(layout)
+    for step in range(4):
+        writer.step(StepRecord(step=step, policy_version=step + 1, metrics={}))
+        writer.alert(step, "correlation", {})
+        for split in ("trajectories", "validation"):
+            (tmp_path / split / f"step={step:06d}").mkdir(parents=True)
+    (tmp_path / "validation" / "step=notes").mkdir()
+    writer.forget_beyond(2)
+    assert [record.step for record in Reader(layout).steps()] == [0, 1]
+    assert [alert["step"] for alert in Reader(layout).alerts()] == [0, 1]
+    assert sorted(path.name for path in (tmp_path / "trajectories").iterdir()) == [f"step=00000{n}" for n in range(3)]
+    assert len(list((tmp_path / "validation").iterdir())) == 4
+
+
 def test_a_trained_trial_whose_checkpoint_is_gone_is_sampled_again(tmp_path: Path) -> None:
     layout = Layout(root=tmp_path)
     for routed in (True, False):
@@ -303,7 +321,7 @@ def test_configuration_and_alarms(tmp_path: Path) -> None:
     reader, writer = Reader(layout), Writer(layout)
     assert (reader.config(), reader.alerts()) == (None, [])
     writer.text("config.yaml", "seed: 1\n")
-    writer.alert("correlation", {"step": 3})
+    writer.alert(3, "correlation", {})
     assert (reader.config(), reader.alerts()) == ({"seed": 1}, [{"alert": "correlation", "step": 3}])
     for contents in ("[", "- 1", ""):
         layout.config.write_text(contents)
@@ -367,3 +385,20 @@ def test_every_column_is_declared_with_a_description() -> None:
     for name in ("trial", "step", "recomputed"):
         for field in record_schema(name):
             assert field.metadata[b"description"].strip(), field.name
+
+
+def test_what_a_step_keeps_is_there_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout(root=tmp_path / "run")
+    layout.root.mkdir()
+    scored = a_scored(tmp_path)
+    disk = Disk(layout.root, monkeypatch)
+    writer, ledger, name = Writer(layout), Ledger(layout), ("train", str(scored.trajectory.trial.key))
+    for state in ("pending", "running"):
+        ledger.move(0, [name], state)  # type: ignore[list-item, arg-type]
+    writer.trial(0, scored)
+    assert len([path for path in disk.left() if path.startswith(("trajectories/", "routing/"))]) == 2
+    ledger.move(0, [name], "finished")  # type: ignore[list-item]
+    writer.recomputed(0, [some_recomputed(0, 0)])
+    writer.step(StepRecord(step=0, policy_version=1, metrics={"loss": 1.0}))
+    StateFile(layout).update("checkpoint")
+    assert disk.left() == present(layout.root)

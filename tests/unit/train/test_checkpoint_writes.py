@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from power_cut import Disk, present
 
 from engine.core.errors import RunError
 from engine.train import checkpoint
@@ -41,3 +42,12 @@ def test_a_folder_that_cannot_be_made_is_told_too(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"file/version=000001 cannot be written: .*; once it can"):
         save(tmp_path / "file/version=000001", 1.0)
+
+
+def test_a_saved_checkpoint_is_there_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(tmp_path, monkeypatch)
+    for value in (1.0, 2.0):  # the second one replaces the first
+        save(tmp_path / "checkpoints/version=000001", value)
+        left = {path: data for path, data in disk.left().items() if ".draft-" not in path}  # removed at the next start
+        assert left == present(tmp_path)
+    assert len(left) == 3

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 from transformers import AutoTokenizer, Qwen3MoeForCausalLM
 
 from engine.core.errors import ConfigError
+from engine.tokens.tokenizer import CheckpointTokenizer
 from engine.train.models import LocalCheckpoint, TinyQwen3Moe
+from engine.train.policy import Policy, PolicySettings
 from engine.train.tiny.corpus import documents
 
 SMALL: dict[str, Any] = {
@@ -174,6 +178,92 @@ def test_a_local_checkpoint_names_what_is_missing(tmp_path: Path, folder: Path) 
     assert "tokenizer.json, *.safetensors" in str(error)
     with pytest.raises(ConfigError, match="lacks"):
         asyncio.run(made(tmp_path).prepare(lambda _: None))
+
+
+CUT = "Error while deserializing header: incomplete metadata, file not fully covered"
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem", "way_out"),
+    [
+        (
+            lambda folder: os.truncate(folder / "model.safetensors", 100_000),
+            f"model.safetensors is no whole safetensors file ({CUT})",
+            "download it again, or set model.path to a whole checkpoint",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors.index.json").write_text(
+                json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}})
+            ),
+            "the folder lacks 1 of 2 files of weights (model-2.safetensors)",
+            "download it again, or set model.path to a whole checkpoint",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors.index.json").write_text("{"),
+            "model.safetensors.index.json cannot be read",
+            "download it again, or set model.path to a whole checkpoint",
+        ),
+        (
+            lambda folder: (folder / "config.json").write_text("{}"),
+            "no readable config.json of a model there (KeyError: 'model_type')",
+            "point it at a Hugging Face checkpoint folder",
+        ),
+        (
+            lambda folder: (folder / "config.json").write_text("[]"),
+            "no readable config.json of a model there (TypeError: list indices must be integers or slices, not str)",
+            "point it at a Hugging Face checkpoint folder",
+        ),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_before_anything_starts(
+    tmp_path: Path, folder: Path, damage: Callable[[Path], object], problem: str, way_out: str
+) -> None:
+    place = tmp_path / "copy"
+    shutil.copytree(folder, place)
+    made = LocalCheckpoint(name="m", path=str(place), max_context=2048, renderer="qwen3", dtype="float32")
+    assert made.problems() == []
+    damage(place)
+    assert [str(error) for error in made.problems()] == [f"model.path={str(place)!r}: {problem}; {way_out}"]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "problem"),
+    [
+        ("config.json", '"hidden_size": 32', '"hidden_size": 64', "RuntimeError: You set `ignore_mismatched_sizes`"),
+        (
+            "config.json",
+            '"qwen3_moe"',
+            '"qwen9_moe"',
+            "ValueError: The checkpoint you are trying to load has model type",
+        ),
+    ],
+)
+def test_a_checkpoint_that_is_no_model_is_a_wrong_configuration(
+    tmp_path: Path, folder: Path, file: str, old: str, new: str, problem: str
+) -> None:
+    place = tmp_path / "copy"
+    shutil.copytree(folder, place)
+    text = (place / file).read_text()
+    assert old in text
+    (place / file).write_text(text.replace(old, new))
+    made = LocalCheckpoint(name="m", path=str(place), max_context=2048, renderer="qwen3", dtype="float32")
+    assert made.problems() == []
+    settings = PolicySettings(
+        device="cpu", dtype="float32", experts="eager", gradient_checkpointing=False, replay=False
+    )
+    with pytest.raises(ConfigError) as caught:
+        Policy(made.info(), settings)
+    assert str(caught.value).startswith(f"model.path={str(place)!r}: transformers cannot load it ({problem}")
+    assert str(caught.value).endswith(
+        "; point it to a whole checkpoint of a causal language model that this version of transformers knows"
+    )
+
+
+def test_a_damaged_tokenizer_is_a_wrong_configuration(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    line = r"^model\.path='.*': its tokenizer\.json cannot be read \(Model missing.*\); point it to a whole checkpoint"
+    with pytest.raises(ConfigError, match=line):
+        CheckpointTokenizer(tmp_path)
 
 
 def test_routed_layers_are_counted_from_the_text_configuration(tmp_path: Path) -> None:

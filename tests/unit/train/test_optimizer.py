@@ -43,6 +43,31 @@ def test_the_norm_is_reported_before_and_applied_after_clipping():
     assert optimizer.state()["moments"]["two"]["exp_avg"].item() == pytest.approx(0.1 * 8 * 0.5 / norm, rel=1e-4)
 
 
+def moved(weight: torch.Tensor, optimizer: Optimizer) -> float:
+    """How far one update moves a weight whose gradient is always 1: Adam then moves it by the rate."""
+    before = weight.item()
+    optimizer.zero()
+    weight.sum().backward()
+    optimizer.step("step 0")
+    return before - weight.item()
+
+
+def test_the_weights_move_by_the_rate_that_is_reported():
+    weight = leaf([1.0])
+    optimizer = Optimizer({"w": weight}, settings(learning_rate=0.1, warmup_steps=4))
+    assert [moved(weight, optimizer) for _ in range(5)] == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1], rel=1e-4)
+
+
+def test_resumed_weights_move_by_the_configured_rate_and_not_by_the_saved_one():
+    first = leaf([1.0])
+    before = Optimizer({"w": first}, settings(learning_rate=0.1))
+    moved(first, before)
+    weight = leaf([first.item()])
+    resumed = Optimizer({"w": weight}, settings(learning_rate=0.003))
+    resumed.restore(before.state())
+    assert [moved(weight, resumed) for _ in range(2)] == pytest.approx([0.003, 0.003], rel=1e-3)
+
+
 def test_decay_acts_on_matrices_alone():
     gain, matrix = leaf([1.0, 1.0]), leaf([[1.0, 1.0]])
     optimizer = Optimizer({"gain": gain, "matrix": matrix}, settings(weight_decay=0.5))

@@ -99,3 +99,30 @@ def test_odd_values_can_be_drawn(values: list[float | None], axis: dict[str, Any
     text = draw({"title": "t", "y_title": "u", "traces": [trace], "y_axis": axis})
     assert "nan" not in text.lower().replace("dominant", "")
     ElementTree.fromstring(f"<div>{text}</div>")
+
+
+def test_many_values_are_a_curve_without_marks() -> None:
+    """A page of a thousand steps stays small, and no step is lost from the curve."""
+    count = 1000
+    trace = {
+        "x": list(range(count)),
+        "y": [math.sin(step / 50) for step in range(count)],
+        "name": "n",
+        "text": ["a"] * count,
+        "line": {"width": 2, "dash": "dot", "color": "colour:0"},
+        "marker": {"symbol": "x", "color": "colour:0"},
+    }
+    joined = draw({"title": "t", "y_title": "u", "traces": [trace | {"mode": "lines+markers"}], "y_axis": {}})
+    assert (joined.count("<title>"), len(joined) < 20 * count) == (0, True)
+    (path,) = re.findall(r'class="line c0" stroke-dasharray="2 3" d="(M[^"]*L[^"]*)"', joined)
+    assert path.count("L") == count - 1
+    apart = draw({"title": "t", "y_title": "u", "traces": [trace | {"mode": "markers"}], "y_axis": {}})
+    (dots,) = re.findall(r'class="dots c0" d="([^"]*)"', apart)
+    assert dots.count("h0") == count
+
+
+def test_what_is_nothing_all_along_stands_at_the_bottom() -> None:
+    trace = {"mode": "lines", "x": [1, 2], "y": [0.0, 0.0], "name": "n", "line": {"width": 2, "color": "colour:0"}}
+    text = draw({"title": "t", "y_title": "u", "traces": [trace], "y_axis": {}})
+    labels = re.findall(r'text-anchor="end">([^<]*)<', text)
+    assert (labels[0], labels[-1]) == ("0", "1")

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -11,43 +12,27 @@ from urllib.parse import unquote
 import httpx
 import pytest
 from samples_cases import scored
-from view_pieces import COOKIE, GAP, NAME, OTHER, SCRIPT, TOKEN, a_viewed_run, damage, forget
+from view_pieces import COOKIE, NAME, OTHER, TOKEN, a_viewed_run, damage, page, shown
 
+from engine.core.records import StepRecord
 from engine.store.layout import Layout
-from engine.store.reader import Reader
+from engine.store.ledger import Ledger
 from engine.store.state import StateFile
 from engine.store.writer import Writer
-from engine.ui import tokens
+from engine.ui import runs
 from engine.ui.app import build_app
-from engine.ui.render import visible
+from engine.ui.render import _near, visible
 
 EVIL_TRIAL = f"/runs/one/trials/train/1/{NAME}"
 OTHER_TRIAL = f"/runs/one/trials/train/0/{OTHER}"
 PAGES = (
     *("/runs", "/runs/one/state", "/runs/one/curves", "/runs/one/trials", "/runs/one/trials?step=0"),
+    *("/runs/one/numbers", "/runs/one/configuration", "/sweeps", "/gates"),
     *("/runs/one/trials?split=validation&step=2", "/runs/one/trials?step=1&outcome=not+resolved"),
     *(f"{EVIL_TRIAL}/turns", f"{EVIL_TRIAL}/tokens", f"{EVIL_TRIAL}/tokens?only=sampled"),
     *(f"{OTHER_TRIAL}/turns", f"{OTHER_TRIAL}/tokens?segment=2", f"{OTHER_TRIAL}/tokens?exchange=x1"),
     "/runs/one/trials/validation/0/e0-v-s0-a0/tokens",
 )
-
-
-async def page(browser: httpx.AsyncClient, address: str, status: int = 200) -> dict[str, Any]:
-    """A page's dictionary."""
-    path, _, query = address.partition("?")
-    answer = await browser.get(f"{path}.json?{query}")
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/json"
-    found: dict[str, Any] = answer.json()
-    return found
-
-
-async def shown(browser: httpx.AsyncClient, address: str, status: int = 200) -> str:
-    """A page's HTML."""
-    answer = await browser.get(address)
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    return answer.text
 
 
 async def test_the_root_leads_to_the_runs(browser: httpx.AsyncClient) -> None:
@@ -62,12 +47,12 @@ async def test_runs_live_and_silent_and_ended(browser: httpx.AsyncClient, root: 
     killed = json.loads((root / "killed" / "state.json").read_text())
     (root / "killed" / "state.json").write_text(json.dumps(killed | {"heartbeat_s": time.time() - 3600}))
     (root / "notes").mkdir()
-    runs = {run["name"]: run for run in (await page(browser, "/runs"))["runs"]}
-    assert set(runs) == {"one", "done", "killed", "broken"}
-    assert {name for name, run in runs.items() if run["live"]} == {"one"}
-    assert {name for name, run in runs.items() if run["silent"]} == {"killed"}
-    assert runs["broken"]["reason"] == "no disk"
-    assert (runs["one"]["steps_done"], runs["one"]["steps"]) == (2, 24)
+    listed = {run["name"]: run for run in (await page(browser, "/runs"))["runs"]}
+    assert set(listed) == {"one", "done", "killed", "broken"}
+    assert {name for name, run in listed.items() if run["live"]} == {"one"}
+    assert {name for name, run in listed.items() if run["silent"]} == {"killed"}
+    assert listed["broken"]["reason"] == "no disk"
+    assert (listed["one"]["steps_done"], listed["one"]["steps"]) == (2, 24)
     text = await shown(browser, "/runs")
     assert "no sign of life for 60 min" in text
     assert "no disk" in text
@@ -87,21 +72,35 @@ async def test_the_state_of_a_live_run(browser: httpx.AsyncClient, layout: Layou
     writer = Writer(layout)
     for sample, attempt in ((0, 0), (0, 1), (1, 0), (2, 0)):
         writer.trial(2, scored(1.0, "a", sample, attempt=attempt))
+    ledger = Ledger(layout)
+    ledger.move(2, [("train", f"e0-a-s{sample}-a0") for sample in range(4)], "pending")
+    ledger.move(2, [("train", f"e0-a-s{sample}-a0") for sample in range(4)], "running")
+    ledger.move(2, [("train", "e0-a-s0-a0")], "excluded", "sandbox_lost")
+    for state in ("pending", "running", "finished"):
+        ledger.move(2, [("train", "e0-a-s0-a1")], state)
+    ledger.move(2, [("train", f"e0-a-s{sample}-a0") for sample in (1, 2)], "finished")
     found = await page(browser, "/runs/one/state")
     assert found["problems"] == []
     assert (found["state"]["phase"], found["state"]["step"], found["state"]["live"]) == ("rollout", 2, True)
-    assert (found["trials"]["step"], found["trials"]["planned"]) == (3, 4)
+    assert (found["now"]["done"], found["now"]["planned"]) == (3, 4)
+    assert found["now"]["states"] == {"running": 1, "finished": 3, "excluded": 1}
+    assert found["now"]["running"] == ["e0-a-s3-a0"]
     assert (found["trials"]["train"], found["trials"]["validation"]) == (12, 2)
     assert found["metrics"]["reward/mean"] == 0.5
     assert found["metrics"]["loss/kl"] is None  # infinite, which JSON does not know
-    assert found["written"]["configuration_hash"] == "0" * 12
-    assert "dependencies" not in found["written"]
     (alert,) = found["alerts"]
     assert (alert["alert"], alert["step"]) == ("correlation", 1)
     text = await shown(browser, "/runs/one/state")
-    assert "3 of 4 trials of this step finished" in text
+    assert "3 of 4 trials of" in text
+    assert "1 running, 3 finished, 1 excluded" in text
     assert "2 of 24 steps done" in text
     assert "inf" in text
+
+
+async def test_what_it_was_started_with(browser: httpx.AsyncClient) -> None:
+    written = (await page(browser, "/runs/one/configuration"))["written"]
+    assert (written["configuration_hash"], written["dependencies"]) == ("0" * 12, {"torch": "1"})
+    assert "configuration_hash: &#39;000000000000&#39;" in await shown(browser, "/runs/one/configuration")
 
 
 async def test_the_curves(browser: httpx.AsyncClient) -> None:
@@ -115,146 +114,48 @@ async def test_the_curves(browser: httpx.AsyncClient) -> None:
     assert "step 2, train/entropy 0.9" in text
 
 
-async def test_trials_by_outcome(browser: httpx.AsyncClient) -> None:
-    found = await page(browser, "/runs/one/trials?step=0")
-    assert {(one["outcome"], one["termination"]): one["trials"] for one in found["outcomes"]} == {
-        ("resolved", "agent_completed"): 1,
-        ("not resolved", "agent_completed"): 2,
-        ("excluded", "sandbox_lost"): 1,
-    }
-    assert found["steps"] == {"train": [0, 1], "validation": [0, 2]}
-    newest = await page(browser, "/runs/one/trials")
-    assert newest["step"] == 1
-    assert newest["stages"][:2] == ["agent", "grade"]
-    (failed,) = (one for one in newest["outcomes"] if one["outcome"] == "not resolved")
-    assert (failed["trials"], failed["reward"]) == (2, 0.0)
-    assert failed["stages"]["agent"] == {"p50": 1.5, "p90": 1.5}
-    (evil,) = (one for one in newest["trials"] if one["name"] == NAME)
-    assert (evil["findings"], evil["timings"]["grade"], evil["outcome"]) == (2, 0.25, "not resolved")
-    chosen = await page(browser, "/runs/one/trials?step=1&outcome=resolved")
-    assert {one["outcome"] for one in chosen["trials"]} == {"resolved"}
-    assert len(chosen["trials"]) == 2
+async def test_the_numbers_step_by_step(browser: httpx.AsyncClient, layout: Layout) -> None:
+    for step in range(2, 60):
+        Writer(layout).step(StepRecord(step=step, policy_version=step + 1, metrics={"reward/mean": float(step)}))
+    newest = await page(browser, "/runs/one/numbers")
+    assert (newest["steps"], newest["total"]) == (list(range(51, 61)), 60)
+    assert newest["metrics"] == {"reward/mean": [float(step) for step in range(50, 60)]}
+    assert "start=40" in await shown(browser, "/runs/one/numbers")
+    first = await page(browser, "/runs/one/numbers?start=0")
+    assert (first["steps"][0], first["metrics"]["train/entropy"][:3]) == (1, [1.0, 0.9, None])
+    assert (await page(browser, "/runs/one/numbers?start=99"))["steps"] == []
+    assert "No step is finished there" in await shown(browser, "/runs/one/numbers?start=99")
 
 
-async def test_a_new_trial_and_a_trial_that_changed_are_seen(browser: httpx.AsyncClient, layout: Layout) -> None:
-    before = await page(browser, "/runs/one/trials?step=0")
-    Writer(layout).trial(0, scored(1.0, "a", 7))
-    Writer(layout).trial(0, scored(1.0, "b", 0))
-    after = await page(browser, "/runs/one/trials?step=0")
-    assert len(after["trials"]) == len(before["trials"]) + 1
-    assert sum(one["outcome"] == "resolved" for one in after["trials"]) == 3
+async def test_rewards_that_there_was_no_time_to_read(
+    browser: httpx.AsyncClient, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are gaps, no number is made of what is left, and the page goes on by itself."""
+    StateFile(layout).update("finished", step=1, steps=2)
+    monkeypatch.setattr(runs, "PATIENCE_S", 0.0)
+    found = await page(browser, "/runs/one/curves")
+    assert (found["unread"], found["headline"]["rows"], found["live"]) == (5, [], True)
+    assert "reward" not in {figure["id"] for figure in found["figures"]}
+    assert found["metrics"]["reward/mean"] == [0.25, 0.5]
+    text = await shown(browser, "/runs/one/curves")
+    assert "Rewards of 5 steps and validations are not read yet" in text
+    assert 'http-equiv="refresh"' in text
+    monkeypatch.setattr(runs, "PATIENCE_S", 60.0)
+    found = await page(browser, "/runs/one/curves")
+    assert (found["unread"], found["live"]) == (0, False)
+    assert found["headline"]["rows"]
 
 
-async def test_a_trajectory_turn_by_turn(browser: httpx.AsyncClient) -> None:
-    found = await page(browser, f"{EVIL_TRIAL}/turns")
-    first, second = found["turns"]
-    assert [said["role"] for said in first["messages"]] == ["system", "user"]
-    assert [said["role"] for said in second["messages"]] == ["assistant", "tool"]  # what is new, as the harness says it
-    assert second["answer"]["text"] == "done"
-    assert json.loads(first["answer"]["calls"][0]["arguments"]) != {}
-    assert (first["segment"], first["position"]) == (0, first["prompt_length"])
-    assert (second["segment"], second["position"]) == (0, second["prompt_length"])
-    assert second["prompt_length"] == first["prompt_length"] + first["sampled_tokens"] + second["new_prompt_tokens"]
-    assert first["policy_versions"] == [3]
-    assert found["advantage"] == 0.5
-    assert list(found["timings"])[:2] == ["agent", "grade"]
-    assert found["trial"]["tests"][0]["outcome"] == "failed"
-    assert found["segments"][0]["trained"] == first["sampled_tokens"] + second["sampled_tokens"]
-
-
-async def test_bodies_that_are_no_chat_are_shown_as_they_are(browser: httpx.AsyncClient) -> None:
-    found = await page(browser, f"{OTHER_TRIAL}/turns")
-    kinds = {turn["id"]: (turn["kind"], turn["segment"], turn["position"]) for turn in found["turns"]}
-    assert kinds == {
-        "x0": ("policy", 0, 3),
-        "x1": ("side", None, 0),
-        "x2": ("discarded", None, 0),
-        "x3": ("policy", 0, 7),
-        "x4": ("policy", 1, 8),
-        "x5": ("policy", 2, 3),
-    }
-    assert found["turns"][0]["messages"] == []
-    assert found["turns"][0]["unreadable"] == ["{}"]
-    assert "a body that is none of openai_chat" in await shown(browser, f"{OTHER_TRIAL}/turns")
-
-
-async def test_a_trajectory_down_to_its_tokens(browser: httpx.AsyncClient, layout: Layout) -> None:
-    row = Reader(layout).row(1, "train", NAME)
-    (segment,) = row["segments"]
-    found = await page(browser, f"{EVIL_TRIAL}/tokens")
-    assert (found["why_no_texts"], found["why_not_recomputed"]) == ("", "")
-    tokens = found["tokens"]
-    assert [token["id"] for token in tokens] == segment["token_ids"]
-    assert [token["target"] for token in tokens] == segment["target"]
-    assert "".join(token["text"] for token in tokens) == f"mend it\n{SCRIPT}\tresultdone"
-    for token, captured in zip(tokens, segment["logprobs"], strict=True):
-        if token["target"]:
-            assert token["captured"] == captured
-            assert token["gap"] == pytest.approx(GAP, rel=1e-3)
-            assert token["recomputed"] == pytest.approx(captured + GAP)
-            assert token["policy_version"] == 3
-        else:
-            assert (token["captured"], token["recomputed"], token["policy_version"]) == (None, None, None)
-    alone = await page(browser, f"{EVIL_TRIAL}/tokens?only=sampled")
-    assert "".join(token["text"] for token in alone["tokens"]) == f"{SCRIPT}done"
-
-
-async def test_a_token_of_two_segments_is_trained_in_one(browser: httpx.AsyncClient) -> None:
-    """The shared turn x0 is a target of the first segment alone; x5 was sampled by older weights."""
-    second = await page(browser, f"{OTHER_TRIAL}/tokens?segment=1")
-    states = [(token["exchange"], token["sampled"], token["target"]) for token in second["tokens"]]
-    assert states.count(("x0", True, False)) == 3
-    assert states.count(("x4", True, True)) == 1
-    third = await page(browser, f"{OTHER_TRIAL}/tokens?segment=2")
-    assert {token["policy_version"] for token in third["tokens"] if token["target"]} == {2}
-    assert all(token["gap"] == pytest.approx(GAP, rel=1e-3) for token in third["tokens"] if token["target"])
-
-
-async def test_calls_that_are_in_no_segment_have_their_tokens_too(browser: httpx.AsyncClient) -> None:
-    found = await page(browser, f"{OTHER_TRIAL}/tokens?exchange=x2")
-    assert found["apart"] == ["x1", "x2"]
-    assert [(token["position"], token["id"], token["sampled"]) for token in found["tokens"]] == [
-        (6, 5, False),
-        (7, 20, True),
-        (8, 29, True),
-    ]
-    assert found["tokens"][1]["captured"] == pytest.approx(-0.7)
-    assert not any(token["target"] for token in found["tokens"])
-    assert found["why_not_recomputed"] == "this call is in no segment: nothing of it is trained"
-
-
-async def test_long_streams_are_cut_into_pages(browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "AT_ONCE", 10)
-    whole = (await page(browser, f"{EVIL_TRIAL}/tokens"))["total"]
-    seen: list[int] = []
-    while len(seen) < whole:
-        part = await page(browser, f"{EVIL_TRIAL}/tokens?start={len(seen)}")
-        assert 0 < len(part["tokens"]) <= 10
-        seen += [token["position"] for token in part["tokens"]]
-    assert seen == list(range(whole))
-    text = await shown(browser, f"{EVIL_TRIAL}/tokens?start=20")
-    assert "start=10" in text
-    assert "start=30" in text
-    assert (await page(browser, f"{EVIL_TRIAL}/tokens?start=100000"))["tokens"] == []
-
-
-async def test_what_an_older_run_lacks_is_said(browser: httpx.AsyncClient, layout: Layout) -> None:
-    forget(layout)
-    found = await page(browser, f"{EVIL_TRIAL}/tokens")
-    assert found["why_no_texts"].startswith("the run keeps no tokenizer.json")
-    assert found["why_not_recomputed"].startswith("the trainer has not reached this step")
-    assert {token["text"] for token in found["tokens"]} == {None}
-    assert found["tokens"][-1]["captured"] is not None
-    text = await shown(browser, f"{EVIL_TRIAL}/tokens")
-    assert "No texts: the run keeps no tokenizer.json" in text
-    held_out = await page(browser, "/runs/one/trials/validation/0/e0-v-s0-a0/tokens")
-    assert held_out["why_not_recomputed"].startswith("held-out trials are not trained")
-
-
-async def test_an_excluded_trial_was_not_seen_by_the_trainer(browser: httpx.AsyncClient) -> None:
-    address = "/runs/one/trials/train/0/e0-b-s1-a0"
-    assert (await page(browser, f"{address}/tokens"))["why_not_recomputed"].startswith("the trainer saw nothing")
-    assert "Excluded: no reward" in await shown(browser, f"{address}/turns")
+def test_of_many_steps_the_ends_the_neighbours_and_some_between_are_offered() -> None:
+    assert _near(range(30), 3) == list(range(30))
+    offered = _near(range(0, 2000, 2), 1000)
+    assert offered[:2] == [0, None]
+    assert offered[-1] == 1998
+    assert set(range(984, 1018, 2)) <= set(offered)
+    assert len(offered) < 70
+    assert all(one is not None or other is not None for one, other in pairwise(offered))
+    assert _near([], None) == []
+    assert _near([4], 9) == [4]
 
 
 # ---------------------------------------------------------------- text that must not do what it says
@@ -269,7 +170,7 @@ async def test_no_text_leaves_its_place(browser: httpx.AsyncClient, address: str
     assert not re.findall(r"(?:src|href)=\"(?!/)|https?://(?!www\.w3\.org)|style=|javascript:", text)
 
 
-@pytest.mark.parametrize("address", [f"{EVIL_TRIAL}/turns", "/runs/one/trials?step=1", "/runs/one/state"])
+@pytest.mark.parametrize("address", [f"{EVIL_TRIAL}/turns", "/runs/one/trials?step=1", "/runs/one/configuration"])
 async def test_what_would_be_obeyed_is_shown(browser: httpx.AsyncClient, address: str) -> None:
     text = await shown(browser, address)
     assert "&lt;script&gt;window.hacked = 1&lt;/script&gt;" in text
@@ -349,15 +250,17 @@ async def test_what_an_error_quotes_does_nothing_either(browser: httpx.AsyncClie
 async def test_damage_stays_on_its_own_page(browser: httpx.AsyncClient, layout: Layout, checkpoint: Path) -> None:
     a_viewed_run(layout.root.with_name("whole"), checkpoint)
     damage(layout)
-    runs = {run["name"]: run for run in (await page(browser, "/runs"))["runs"]}
-    assert "state.json is damaged" in runs["one"]["problem"]
-    assert runs["whole"]["problem"] == ""
+    listed = {run["name"]: run for run in (await page(browser, "/runs"))["runs"]}
+    assert "state.json is damaged" in listed["one"]["problem"]
+    assert listed["whole"]["problem"] == ""
     assert "state.json is damaged" in await shown(browser, "/runs")
 
     problems = (await page(browser, "/runs/one/state"))["problems"]
-    for name, problem in zip(("state.json", "step=000000.parquet", ".json", "config.yaml"), problems, strict=True):
+    for name, problem in zip(("state.json", ".json"), problems, strict=True):
         assert f"{name} is damaged" in problem
-    assert (await shown(browser, "/runs/one/state")).count('class="problem"') == 4
+    assert (await shown(browser, "/runs/one/state")).count('class="problem"') == 2
+    assert "config.yaml is damaged" in await shown(browser, "/runs/one/configuration")
+    assert "step=000000.parquet is damaged" in await shown(browser, "/runs/one/numbers", 500)
 
     assert "step=000000.parquet is damaged" in (await page(browser, "/runs/one/curves", 500))["error"]
     assert "step=000000.parquet is damaged" in await shown(browser, "/runs/one/curves", 500)

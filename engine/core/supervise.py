@@ -1,9 +1,9 @@
-"""Runs one server so that nothing of it outlives its owner: `supervise.py GRACE_S OWNER FOLDER COMMAND…`.
+"""Runs one command so that nothing of it outlives its owner: `supervise.py GRACE_S OWNER FOLDER COMMAND…`.
 
 Standard library only, run as a script. Invariant: when this process ends, so has every descendant of the command, also
 after the owner's `kill -9`: the kernel reports the owner's death, orphans are adopted here (sub-reaper), and the tree
 is killed until it is empty; then FOLDER (the socket's; empty for none) is removed. It exits with the command's own
-status, and refuses to start for an owner already dead.
+status (127: it cannot be started), and refuses to start for an owner already dead.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from types import FrameType
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK_S = 0.5
+_NOT_FOUND = 127
 
 
 def descendants() -> list[int]:
@@ -71,7 +72,11 @@ def main(arguments: list[str]) -> int:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
     if os.getppid() != owner:
         return 1
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        return _NOT_FOUND
     while child.poll() is None and not stopping and os.getppid() == owner:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_TICK_S)

@@ -1,0 +1,38 @@
+"""Threads and an end in order. Nothing can end a thread from outside: who gives up what it works on must wait for it.
+
+Invariant: once `threads_end_here` is left, however, no thread that was started within it through the event loop
+(`asyncio.to_thread`) is at work.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+_Answer = TypeVar("_Answer")
+
+
+@asynccontextmanager
+async def threads_end_here() -> AsyncIterator[None]:
+    """Give the event loop threads of its own within; on leaving, wait for all of them. Not to be nested."""
+    loop = asyncio.get_running_loop()
+    threads = ThreadPoolExecutor(thread_name_prefix="within")
+    loop.set_default_executor(threads)
+    try:
+        yield
+    finally:
+        loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="after"))
+        await to_the_end(asyncio.to_thread(threads.shutdown))
+
+
+async def to_the_end(work: Coroutine[Any, Any, _Answer]) -> _Answer:
+    """Finish a coroutine whatever happens to the caller, then obey the cancellations that came meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        raise

@@ -1,0 +1,171 @@
+"""`kill -9` of `job=prepare` in its stages: no process lives on; the next start or `job=reap` removes the rest."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from whole_runs import ROOT, prepare, processes_naming
+
+from engine.core.paths import cache_dir
+from engine.sandbox.rooms import started
+
+pytestmark = pytest.mark.slow
+
+FEW = [f"tasks.{kind}.{split}=2" for kind in ("real", "generated") for split in ("warm_start", "train", "validation")]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A machine's places of this test's own."""
+
+    root: Path
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    @property
+    def tmp(self) -> Path:
+        return self.root / "tmp"
+
+    def command(self, job: str, *overrides: str) -> list[str]:
+        own = (f"run.root={self.root}/runs", f"job={job}")
+        engine = (sys.executable, "-m", "engine", "experiment=openhands_gspo", "model=tiny_qwen3_moe")
+        return [*engine, *own, *overrides]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "TMPDIR": str(self.tmp), "LEGO_RL_CACHE": str(self.cache)}
+
+    @contextlib.contextmanager
+    def started(self, *overrides: str) -> Iterator["subprocess.Popen[bytes]"]:
+        with (self.root / "log.txt").open("ab") as log:
+            process = subprocess.Popen(
+                self.command("prepare", *overrides), cwd=ROOT, env=self.environment, stdout=log, stderr=log
+            )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def wait_for(self, moment: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
+        deadline = time.monotonic() + 600
+        while not moment():
+            assert process.poll() is None, f"it ended before: {(self.root / 'log.txt').read_text()[-3000:]}"
+            assert time.monotonic() < deadline, "that moment never came"
+            time.sleep(0.02)
+
+    def reap(self) -> list[str]:
+        """What it removed."""
+        done = subprocess.run(
+            self.command("reap"),
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        )
+        return done.stdout.splitlines()
+
+    def left(self) -> list[str]:
+        """Temporary folders, rooms of sandboxes, mounts and processes that are there."""
+        own = [folder for folder in self.cache.glob("*/") if not folder.is_symlink()]
+        hidden = [path for folder in own for path in folder.glob(".*") if not path.name.endswith(".lock")]
+        rooms = list(self.cache.glob("sandboxes/*/*"))
+        mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.root) in line]
+        return [*map(str, (*self.tmp.iterdir(), *hidden, *rooms)), *mounts, *processes_naming(str(self.root))]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "cache").mkdir()
+    return Place(tmp_path)
+
+
+def tree(pid: int) -> dict[int, str]:
+    """A process and all that stem from it, each with its start time."""
+    found = {pid: started(pid)}
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            for child in (task / "children").read_text().split():
+                found |= tree(int(child))
+    return found
+
+
+def kill_head(process: "subprocess.Popen[bytes]") -> None:
+    """Kill it alone; what stems from it must notice by itself."""
+    process.send_signal(signal.SIGSTOP)
+    family = tree(process.pid)
+    assert len(family) > 1, "it had no child at this moment"
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while alive := [pid for pid, begun in family.items() if begun and started(pid) == begun and not is_zombie(pid)]:
+        assert time.monotonic() < deadline, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in alive]
+        time.sleep(0.02)
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def runs(place: Place, *words: str) -> bool:
+    return any(all(word in line for word in words) for line in processes_naming(str(place.cache)))
+
+
+def test_killed_while_it_fetches_and_builds(place: Place) -> None:
+    overrides = ("tasks=release_pairs",)
+    for words in (("pip", "download"), ("pip", "install", "--target"), ("debootstrap", "unshare")):
+        with place.started(*overrides) as process:
+            place.wait_for(lambda words=words: runs(place, *words), process)  # type: ignore[misc]
+            time.sleep(1)
+            kill_head(process)
+    assert place.left() != []
+    assert place.reap() != []
+    assert place.left() == []
+    assert place.reap() == ["nothing was left behind"]
+
+    with place.started(*overrides) as process:
+        place.wait_for(lambda: runs(place, "debootstrap"), process)
+        process.terminate()
+        assert process.wait(timeout=60) == 130
+    assert place.left() == []
+
+
+def test_killed_while_it_tries_the_tasks(place: Place) -> None:
+    prepare()
+    for shared in ("images", "sdists", "models"):
+        (place.cache / shared).symlink_to(cache_dir() / shared)
+    overrides = ("tasks=laptop", *FEW)
+    for kind in ("audit", "grade"):
+        with place.started(*overrides) as process:
+
+            def at_work(kind: str = kind, pid: int = process.pid) -> bool:
+                return any(place.tmp.glob(f"lego-rl-{kind}-*")) and len(tree(pid)) > 1
+
+            place.wait_for(at_work, process)
+            kill_head(process)
+        assert any(place.tmp.glob("lego-rl-*"))
+    assert any(line.startswith("removed sandbox audit-") for line in place.reap())
+    assert place.left() == []
+
+    with place.started(*overrides) as process:
+        rooms = "sandboxes/*/*/audit-*/root"
+        place.wait_for(lambda: any(place.cache.glob(rooms)) and len(tree(process.pid)) > 1, process)
+        kill_head(process)
+    with place.started(*overrides) as process:  # which removes what the one before left, and goes on
+        assert process.wait(timeout=900) == 0, (place.root / "log.txt").read_text()[-3000:]
+    assert place.left() == []
