@@ -31,6 +31,8 @@ from engine.run.sweep import Runner
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """What a disk says that takes no more; no defect of the program."""
+_PATIENCE = 3
+"""Signals after the one that stops a job, before the program leaves whatever does not end."""
 _NO_MEMORY = re.compile(r"can't allocate memory|[Cc]annot allocate memory|out of memory")
 """What torch and the kernel say of memory."""
 
@@ -92,17 +94,23 @@ def _run(built: Built) -> int:
     """Run the job. The first signal lets one that can do so finish what is running; the next one, or the first where
     there is nothing to finish, stops it. Each is answered at once, since ending in order takes a while."""
     job = built.job
-    draining = stopping = False
+    draining = False
+    stopping = 0
 
     def hear() -> None:
         nonlocal draining, stopping
         if stopping:
-            return  # a second cancellation would interrupt the tidying up
+            stopping += 1  # a second cancellation would interrupt the tidying up
+            if stopping > _PATIENCE:
+                print("left at once; job=reap removes what is left", file=sys.stderr, flush=True)
+                os._exit(INTERRUPTED)
+            print(f"still stopping; {_PATIENCE + 1 - stopping} more leave at once", file=sys.stderr)
+            return
         if not draining and isinstance(job, DrainableJob) and job.drain():
             draining = True
             print("finishing what is running; once more stops it", file=sys.stderr)
         else:
-            stopping = True
+            stopping = 1
             print("stopping", file=sys.stderr)
             task.cancel()
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from engine.config.built import Built
 from engine.core.errors import LegoError, RunError
 from engine.core.records import Batch, Group, Recomputed, Scored, StepRecord
-from engine.core.whole import make_folder
+from engine.core.whole import draft_of, make_folder
 from engine.observe.trials import trial_metrics
 from engine.run.workbench import Workbench
 from engine.samples.alignment import check_batch, compare_batch
@@ -51,6 +51,7 @@ class Optimiser:
         if version:
             tell(f"loading checkpoint {version}")
             await asyncio.to_thread(self._bench.trainer.load, self._layout.checkpoint(version))
+            await self._prune(version)
         await self._hand_over(version, tell)
         return version
 
@@ -93,16 +94,19 @@ class Optimiser:
         """Save all that the next step depends on."""
         make_folder(self._layout.checkpoints)
         await asyncio.to_thread(self._bench.trainer.save, self._layout.checkpoint(version))
-        if self._checkpoints_kept is not None:
-            await asyncio.to_thread(self._prune, version - self._checkpoints_kept)
+        await self._prune(version)
 
-    def _prune(self, last: int) -> None:
+    async def _prune(self, newest: int) -> None:
+        if self._checkpoints_kept is not None:
+            await asyncio.to_thread(self._delete, newest - self._checkpoints_kept)
+
+    def _delete(self, last: int) -> None:
         """Delete checkpoints up to version `last`; renamed first, so that a kill leaves none that looks whole."""
         for version in range(last, 0, -1):
             folder = self._layout.checkpoint(version)
             if not folder.exists():
                 return
-            gone = folder.with_name(f".{folder.name}.gone")
+            gone = draft_of(folder)  # which the next start removes, should this be cut off
             folder.rename(gone)
             shutil.rmtree(gone)
 

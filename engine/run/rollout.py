@@ -108,6 +108,7 @@ class Rollout:
                 tries += counts
             attempt += 1
             if not scored.trajectory.termination.retryable or tries >= self._schedule.max_attempts:
+                await asyncio.to_thread(self._supersede, step, tried)
                 on_done(scored)
                 return scored
             on_retry(scored)
@@ -126,6 +127,17 @@ class Rollout:
             if state == "pending":
                 self.ledger.move(step, [name], "running", "found on disk")
             self._ended(step, found)
+
+    def _supersede(self, step: int, final: Trial) -> None:
+        """Later attempts of an earlier start count no more, where one before them was run again and is the last now."""
+        known = self.ledger.states(step)
+        later = replace(final, key=replace(final.key, attempt=final.key.attempt + 1))
+        while entry(later) in known:
+            if known[entry(later)] != "excluded":
+                why = f"attempt {final.key.attempt} was run again and took its place"
+                self.ledger.move(step, [entry(later)], "excluded", why)
+            self._writer.forget_trial(step, later)
+            later = replace(later, key=replace(later.key, attempt=later.key.attempt + 1))
 
     def _ended(self, step: int, scored: Scored) -> None:
         termination = scored.trajectory.termination

@@ -3,6 +3,7 @@
     pending → running → finished → trained        running → pending    the process that ran it died
                       → excluded                  trained → finished   its update died with the process
                                                   finished, excluded → pending   its file is gone
+                                                  any but trained → excluded     an earlier attempt took its place
 
 One file per step, `ledger/step=N.jsonl`, only ever appended to; the trial's own file holds what it came to, a step's
 checkpoint that it was trained. Invariant: a trial is in one state, and reaches it by an arrow above. A line that was
@@ -27,9 +28,9 @@ Entry = tuple[Split, str]
 
 _ARROWS: Mapping[TrialState | None, frozenset[TrialState]] = {
     None: frozenset({"pending"}),
-    "pending": frozenset({"running"}),
+    "pending": frozenset({"running", "excluded"}),
     "running": frozenset({"finished", "excluded", "pending"}),
-    "finished": frozenset({"trained", "pending"}),
+    "finished": frozenset({"trained", "excluded", "pending"}),
     "excluded": frozenset({"pending"}),
     "trained": frozenset({"finished"}),
 }

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from engine.core.records import Recomputed, Scored, Split, StepRecord
+from engine.core.records import Recomputed, Scored, Split, StepRecord, Trial
 from engine.core.whole import write_whole
 from engine.store.codec import routing_arrays, to_row
 from engine.store.layout import Layout, numbered
@@ -48,6 +48,11 @@ class Writer:
         for number, folder in self.layout.routings().items():
             if number <= step:
                 shutil.rmtree(folder)
+
+    def forget_trial(self, step: int, trial: Trial) -> None:
+        """Delete an attempt that counts no more."""
+        self.layout.trial(step, trial.split, trial.key).unlink(missing_ok=True)
+        self.layout.routing(step, trial.split, trial.key).unlink(missing_ok=True)
 
     def forget_beyond(self, version: int) -> None:
         """Delete what came of weights that no checkpoint holds: trials of any later version, records and alarms of the

@@ -3,7 +3,7 @@
 import json
 import shutil
 import signal
-import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from whole_runs import prepare
 
 from engine.store.layout import Layout
+from engine.store.ledger import read_ledger
 from engine.store.reader import Reader
 
 SHORT = ("schedule.steps=2", "schedule.validation_every=0")
@@ -42,8 +43,7 @@ def test_validation_trials_are_of_the_weights_that_were_checkpointed(desk: Desk)
     given = ("schedule.steps=1", "schedule.validation_every=1", "schedule.concurrency=1")
     process = desk.start(*given, SICK="1", TRIAL_S="0.4")
     desk.wait_for("validation ", process)
-    while not list(desk.run.glob("validation/*/*.parquet")):
-        time.sleep(0.01)
+    desk.wait_until(lambda: list(desk.run.glob("validation/*/*.parquet")), process)
     process.kill()  # after the update and one of two validation trials; a broken trial is tried again by the next start
     process.wait(60)
     assert desk.start(*given).wait(60) == 0
@@ -114,8 +114,7 @@ def test_what_came_of_weights_that_are_gone_is_made_again(desk: Desk) -> None:
     given = ("schedule.steps=3", "schedule.validation_every=1", "schedule.checkpoints_kept=null")
     process = desk.start(*given, TRIAL_S="0.3")
     desk.wait_for("checkpoint version=000002", process)
-    while not list(desk.run.glob("validation/step=000002/*")):
-        time.sleep(0.01)
+    desk.wait_until(lambda: list(desk.run.glob("validation/step=000002/*.parquet")), process)
     process.kill()
     process.wait(60)
     shutil.rmtree(desk.run / "checkpoints/version=000002")
@@ -155,3 +154,52 @@ def test_a_checkpoint_that_no_step_made_does_not_finish_a_run(desk: Desk) -> Non
     shutil.copytree(run / "checkpoints/version=000001", run / "checkpoints/version=000002")
     assert desk.start(*SHORT).wait(60) == 3
     assert "is missing, though checkpoint 2 says that it is done" in desk.told.read_text()
+
+
+def test_an_attempt_that_is_run_again_takes_the_place_of_later_ones(desk: Desk) -> None:
+    process = desk.start(*SHORT, SICK="first")
+    desk.wait_for("update 1", process)
+    process.kill()
+    process.wait(60)
+    shutil.rmtree(desk.run / "checkpoints/version=000001")
+    assert desk.start(*SHORT).wait(60) == 0, desk.told.read_text()
+    layout = Layout(root=desk.run)
+    states = Counter((key[-2:], state) for (_, key), state in read_ledger(layout, 1).items() if "-s1-" in key)
+    assert states == {("a0", "trained"): 2, ("a1", "excluded"): 2}
+    assert sorted(Reader(layout).trials(1, "train")) == sorted(
+        key for (split, key), state in read_ledger(layout, 1).items() if split == "train" and state == "trained"
+    )
+
+
+@pytest.mark.parametrize("how", ["deleted", "not mounted"])
+def test_nothing_is_deleted_where_no_checkpoint_is_left(desk: Desk, how: str) -> None:
+    process = desk.start("schedule.steps=3", "schedule.validation_every=0")
+    desk.wait_for("checkpoint version=000002", process)
+    process.kill()
+    process.wait(60)
+    before = sorted(desk.run.glob("t*/*/*.parquet"))
+    shutil.rmtree(desk.run / "checkpoints")
+    if how == "not mounted":
+        (desk.run / "checkpoints").symlink_to("/nowhere")
+    assert desk.start("schedule.steps=3", "schedule.validation_every=0").wait(60) == 3
+    assert "holds no checkpoint, though 2 steps have records; restore it" in desk.told.read_text()
+    assert "holds no checkpoint" in json.loads((desk.run / "state.json").read_text())["reason"]
+    assert set(before) <= set(desk.run.glob("t*/*/*.parquet"))
+
+
+def test_a_finished_sweep_says_so_whatever_this_machine_lacks(desk: Desk) -> None:
+    given = ("-m", "schedule.steps=1", "schedule.validation_every=0", "seed=1,2")
+    assert desk.start(*given).wait(60) == 0
+    assert desk.start(*given, "inference.python=/nowhere").wait(60) == 0
+    assert desk.out.read_text().count("this run is finished") == 2
+
+
+def test_a_thread_that_never_ends_is_left_by_the_impatient(desk: Desk) -> None:
+    process = desk.start(*SHORT, TRAIN_S="1000")
+    desk.wait_for("update 0", process)
+    for said in ("once more stops it", "stopping", "2 more", "1 more"):
+        process.send_signal(signal.SIGINT)
+        desk.wait_until(lambda said=said: said in desk.told.read_text(), process)  # type: ignore[misc]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert "job=reap removes what is left" in desk.told.read_text()

@@ -6,6 +6,7 @@ came of weights that are gone is deleted.
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +34,7 @@ from engine.run.reproduce import fingerprints, resumed, tell
 from engine.run.rollout import Rollout, entry
 from engine.run.workbench import Workbench, check_machine, open_workbench
 from engine.sandbox.images import DebianImageStore
-from engine.store.complete import check_complete
+from engine.store.complete import check_checkpoints, check_complete
 from engine.store.layout import Layout
 from engine.store.reader import Reader
 from engine.store.state import StateFile, read_state
@@ -63,6 +64,8 @@ class TrainJob:
 
     def check(self, built: Built) -> None:
         """Before a sweep starts: what this machine lacks, a pool that cannot be trained on, another run's directory."""
+        if not built.fresh and _state(built) == "finished":
+            return
         self._plan(built, DebianImageStore())
         check_directory(built)
 
@@ -92,11 +95,6 @@ class TrainJob:
             return 0
         reader, writer = Reader(layout), Writer(layout)
         done = max(reader.checkpoints(), default=0)
-        described = resumed(built, reader.config(), described)
-        writer.forget_beyond(done)
-        check_complete(layout, done)
-        summarise(reader, 0.0)  # what is damaged in finished steps is told now, not after the last one
-        writer.text("config.yaml", yaml.safe_dump(dict(described), sort_keys=False))
         state = StateFile(layout)
         observer: Observer = built.observe
 
@@ -104,9 +102,13 @@ class TrainJob:
             with suppress(RunError):  # a disk that takes no more is told by the job's own next write
                 state.beat(observer.progress_interval_s)
 
-        observer.start(layout, [beat])
         try:
             state.update("starting", steps=plan.steps, step=done, policy_version=done)
+            described = resumed(built, reader.config(), described)
+            _settle(layout, writer, done)
+            summarise(reader, 0.0)  # what is damaged in finished steps is told now, not after the last one
+            writer.text("config.yaml", yaml.safe_dump(dict(described), sort_keys=False))
+            observer.start(layout, [beat])
             async with (
                 threads_end_here(),
                 open_workbench(
@@ -135,11 +137,25 @@ class TrainJob:
         return 0
 
 
-def _finished(built: Built) -> bool:
-    """Whether the run's directory holds this very run, done; says so. Raises ConfigError where it holds another."""
+def _settle(layout: Layout, writer: Writer, done: int) -> None:
+    """Bring the store to its newest checkpoint; what is made again is told where it is more than a step cut off."""
+    recorded = check_checkpoints(layout, done)
+    if recorded > done + 1:
+        print(f"checkpoint {done} is the newest: steps {done + 1} to {recorded} are made again", file=sys.stderr)
+    writer.forget_beyond(done)
+    check_complete(layout, done)
+
+
+def _state(built: Built) -> str:
+    """The phase of this very run; empty before its first start. Raises ConfigError where another lies there."""
     check_directory(built)
     state = read_state(Layout(root=built.directory))
-    if state is None or state["phase"] != "finished":
+    return "" if state is None else str(state["phase"])
+
+
+def _finished(built: Built) -> bool:
+    """Whether the run's directory holds this very run, done; says so. Raises ConfigError where it holds another."""
+    if _state(built) != "finished":
         return False
     print(f"this run is finished; run.fresh=true starts it anew\n{built.directory}")
     return True
