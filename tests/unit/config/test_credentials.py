@@ -176,6 +176,40 @@ def test_it_is_not_swept(value: str) -> None:
     assert SECRET not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        f"+inference.environment={{HF_TOKEN: {SECRET}}},{{HF_TOKEN: b}}",
+        f"++inference.environment={{}},{{HF_TOKEN: {SECRET}}}",
+        f"+inference.environment=choice({{HF_TOKEN: {SECRET}}})",
+        f"+inference=shuffle({{environment: {{A: b}}}},{{environment: {{HF_TOKEN: '{SECRET}'}}}})",
+    ],
+)
+def test_no_map_that_holds_it_is_swept(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"environment\.HF_TOKEN='\(hidden\)': is no single value") as refused:
+        run_command(["-m", "experiment=openhands_gspo", given, "seed=1,2"], Recorder())
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "given", [f"+{KEY}='{SECRET}${{oc.env:MINE}}'", f"+inference.environment={{HF_TOKEN:'{SECRET}${{oc.env:MINE}}'}}"]
+)
+def test_the_text_beside_an_interpolation_is_hidden_too(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigErrors, match="the environment variable MINE is not set") as missing:
+        assemble(composed(given))
+    assert SECRET not in str(missing.value)
+    monkeypatch.setenv("MINE", "-and-more")
+    one = composed(given)
+    assert one.config["inference"]["environment"]["HF_TOKEN"] == f"{SECRET}-and-more"
+    assert SECRET not in f"{write(one)} {one.command_line} {one.interpolated} {one.origins()}"
+
+
+def test_what_is_no_interpolation_is_not_quoted() -> None:
+    with pytest.raises(ConfigErrors, match="it is no interpolation") as refused:
+        assemble(composed(f"+{KEY}='{SECRET}${{oc.env:'"))
+    assert SECRET not in str(refused.value)
+
+
 def test_it_is_hidden_from_every_error(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in ("nothing=1", f"+{KEY}.x={SECRET}", "inference.environment=3", "seed=x"):
         with pytest.raises(ConfigError) as refused:
