@@ -218,6 +218,35 @@ def test_it_is_hidden_from_every_error(capsys: pytest.CaptureFixture[str]) -> No
     assert SECRET not in "".join(capsys.readouterr())
 
 
+BESIDE = (
+    f"+inference.enviroment.HF_TOKEN={SECRET}",
+    f"inference.enviroment.HF_TOKEN={SECRET}",
+    f"+inference.enviroment={{HF_TOKEN: {SECRET}}}",
+    f"inference.enviroment={{A: {{HF_TOKEN: {SECRET}}}}}",
+    f"+HF_TOKEN={SECRET}",
+    f"HF_TOKEN={SECRET}",
+    f"+inference.environment={{HF_TOKEN: {SECRET}",
+    f"+inference.environment={{'HF_TOKEN' {SECRET}}}",
+    f"+inference.environment.HF_TOKEN:{SECRET}",
+    f"+seed.HF_TOKEN={SECRET}",
+    f"seed={{HF_TOKEN: {SECRET}}}",
+    f"inference={{HF_TOKEN: {SECRET}}}",
+    f"+HF_TOKEN={SECRET},b",
+)
+
+
+@pytest.mark.parametrize("flags", [[], ["-m", "seed=1,2"]], ids=["run", "sweep"])
+@pytest.mark.parametrize("wrong", BESIDE)
+def test_a_wrong_key_shows_it_no_more(
+    wrong: str, flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorder, "__call__", lambda _, one: bool(assemble(one)), raising=True)
+    with pytest.raises(ConfigError) as refused:
+        run_command([*flags[:1], "experiment=openhands_gspo", *flags[1:], wrong], Recorder())
+    assert SECRET not in str(refused.value)
+    assert SECRET not in "".join(capsys.readouterr())
+
+
 def test_a_text_that_looks_like_a_number_is_a_text() -> None:
     assert assemble(composed(f"+{KEY}=0123456")).inference.environment["HF_TOKEN"] == "0123456"  # type: ignore[attr-defined]
 
