@@ -24,7 +24,7 @@ from omegaconf import AnyNode, Container, OmegaConf
 from omegaconf.errors import GrammarParseError
 
 from engine.config.schemas import Registry, Schema, slot_role
-from engine.core.credentials import HIDDEN, is_credential
+from engine.core.credentials import HIDDEN, is_credential, without_rest
 from engine.core.errors import ConfigError
 from engine.core.whole import write_whole
 
@@ -113,6 +113,24 @@ def scrub(file: Path, registry: Registry) -> None:
         concealed = shown(conceal(written, {}, registry)[0])
         if concealed != written:
             write_whole(file, yaml.safe_dump(concealed, sort_keys=False).encode())
+
+
+def conceal_written(description: Mapping[str, Any], registry: Registry) -> dict[str, Any]:
+    """What a run wrote, as this code writes it: one of older code wrote its credentials."""
+    interpolated = description.get("interpolated")
+    known = interpolated if isinstance(interpolated, Mapping) else {}
+    concealed, known = conceal(description["configuration"], known, registry)
+    made = {**description, "configuration": shown(concealed), "interpolated": known}
+    given = dict(_given)
+    try:
+        made["command_line"] = hide(list(description.get("command_line") or ()), registry)
+    finally:  # what this command was given is what counts
+        _given.clear()
+        _given.update(given)
+    resumed = description.get("resumed")
+    if resumed:
+        made["resumed"] = [{**one, "differs": [without_rest(text) for text in one["differs"]]} for one in resumed]
+    return made
 
 
 def without(value: Any) -> Any:

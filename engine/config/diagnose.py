@@ -90,7 +90,8 @@ def _parse(overrides: Sequence[str], errors: list[ConfigError]) -> Iterator[Over
 
 def _as_given(line: Override) -> str:
     """An override without its `+`, to be written again."""
-    return without_rest(str(line.input_line).lstrip("+"))
+    text = str(line.input_line).lstrip("+")
+    return text if text == without_rest(text) else f"{text.partition('=')[0]}=VALUE"
 
 
 def _groups(loader: ConfigLoader, parent: str = "") -> Iterator[str]:

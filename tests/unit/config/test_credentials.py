@@ -21,7 +21,7 @@ from engine.core.credentials import is_credential
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.run.directory import check_directory
 from engine.run.jobs.show import ShowJob
-from engine.run.reproduce import told
+from engine.run.reproduce import resumed, told
 
 SECRET = "s3cr3t-of-mine"
 KEY = "inference.environment.HF_TOKEN"
@@ -325,3 +325,41 @@ def test_a_rotated_one_goes_on_in_the_runs_directory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds a run with seed=0, this one has 1") as refused:
         check_directory(assemble(composed("run.name=mine", f"+{KEY}=rotated", "seed=1")))
     assert SECRET not in str(refused.value)
+
+
+def as_older_code_wrote(one: Composed, name: str) -> dict[str, Any]:
+    record = describe(assemble(one), {}, "c0")
+    record["configuration"]["inference"]["environment"][name] = SECRET
+    return record
+
+
+def test_a_run_of_older_code_with_a_variable_is_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOO", "now")
+    one = composed("run.name=mine", "+inference.environment.X=${oc.env:FOO}")
+    built = assemble(one)
+    built.directory.mkdir(parents=True)
+    (built.directory / "config.yaml").write_text(yaml.safe_dump(as_older_code_wrote(one, "X")))
+    check_directory(built)
+    with pytest.raises(ConfigError, match="holds a run with seed=0"):
+        check_directory(assemble(composed("run.name=mine", "+inference.environment.X=${oc.env:FOO}", "seed=1")))
+
+
+def test_a_run_of_older_code_that_goes_on_loses_it() -> None:
+    one = composed(f"+{KEY}=new")
+    there = as_older_code_wrote(one, "HF_TOKEN") | {
+        "interpolated": {},
+        "command_line": [f"+{KEY}={SECRET}", "seed=0"],
+        "resumed": [{"at": "then", "differs": [f"configuration: {KEY}: 'x' → '{SECRET}'", "python: 1 → 2"]}],
+    }
+    built = assemble(one)
+    made = resumed(built, there, describe(built, {}, "c0"))
+    assert SECRET not in yaml.safe_dump(dict(made))
+    assert made["configuration"]["inference"]["environment"]["HF_TOKEN"] == "${oc.env:HF_TOKEN}"
+    assert made["command_line"] == [f"+{KEY}=${{hidden:{KEY}}}", "seed=0"]
+    assert made["resumed"][0]["differs"][1] == "python: 1 → 2"
+    assert composed(*one.command_line).config["inference"]["environment"]["HF_TOKEN"] == "new"
+
+
+def test_the_way_out_says_what_to_write() -> None:
+    with pytest.raises(ConfigErrors, match=rf"write \+{KEY}=VALUE$"):
+        composed(f"{KEY}={SECRET}")
