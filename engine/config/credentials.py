@@ -222,7 +222,7 @@ def _hidden_below(text: str, sign: str, key: str, maps: frozenset[str]) -> str:
 
 def _instead(key: str, value: str) -> str:
     """What Hydra is given for the value of an override."""
-    variable = _VARIABLE.fullmatch(value.strip().strip("'\""))
+    variable = _VARIABLE.fullmatch(_unquoted(value))
     if variable is None:
         return _stand_in(key, _one(key, value))
     return value if not variable[2] else f"'{_stand_in(key, variable[0])}'"
@@ -247,10 +247,10 @@ def _one(key: str, value: str) -> str:
 
 
 def _unquoted(value: str) -> str:
+    """What is in quotes, if that is all; `'a','b'` is two."""
     value = value.strip()
-    if value[:1] in ("'", '"') and value[-1:] == value[:1] and len(value) > 1:
-        return value[1:-1].replace(f"\\{value[0]}", value[0])
-    return value
+    quoted = re.fullmatch(r"""(['"])((?:\\.|(?!\1).)*)\1""", value, re.DOTALL)
+    return quoted[2].replace(f"\\{quoted[1]}", quoted[1]) if quoted else value
 
 
 def _keep(key: str, value: str) -> str:

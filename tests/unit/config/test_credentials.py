@@ -169,7 +169,9 @@ def test_a_sweeps_record_holds_none(elsewhere: Path) -> None:
     assert SECRET not in everything_below(elsewhere / "record")
 
 
-@pytest.mark.parametrize("value", [f"{SECRET},b", f"choice({SECRET},b)"])
+@pytest.mark.parametrize(
+    "value", [f"{SECRET},b", f"choice({SECRET},b)", f"'{SECRET}','b'", f"'${{oc.env:A,{SECRET}}}','${{oc.env:B}}'"]
+)
 def test_it_is_not_swept(value: str) -> None:
     with pytest.raises(ConfigError, match="is no single value") as refused:
         run_command(["-m", "experiment=openhands_gspo", f"+{KEY}={value}"], Recorder())
