@@ -18,18 +18,20 @@ from typing import Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import AnyNode, Container, OmegaConf
+from omegaconf.errors import GrammarParseError
 
 from engine.config.schemas import Registry, Schema, slot_role
-from engine.core.credentials import HIDDEN, is_credential
+from engine.core.credentials import HIDDEN, is_credential, without_rest
 from engine.core.errors import ConfigError
 from engine.core.whole import write_whole
 
 MARK = "x-environment"
 _VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)\s*(,.*)?\}")
 _FROM_ENVIRONMENT = "${oc.env:"
+_SWEPT = "is no single value, and a credential decides no result to be swept for"
 _given: dict[str, str] = {}
 """Key → what the command line gave for it; in this process alone."""
 _unseen = [False]
@@ -113,6 +115,24 @@ def scrub(file: Path, registry: Registry) -> None:
             write_whole(file, yaml.safe_dump(concealed, sort_keys=False).encode())
 
 
+def conceal_written(description: Mapping[str, Any], registry: Registry) -> dict[str, Any]:
+    """What a run wrote, as this code writes it: one of older code wrote its credentials."""
+    interpolated = description.get("interpolated")
+    known = interpolated if isinstance(interpolated, Mapping) else {}
+    concealed, known = conceal(description["configuration"], known, registry)
+    made = {**description, "configuration": shown(concealed), "interpolated": known}
+    given = dict(_given)
+    try:
+        made["command_line"] = hide(list(description.get("command_line") or ()), registry)
+    finally:  # what this command was given is what counts
+        _given.clear()
+        _given.update(given)
+    resumed = description.get("resumed")
+    if resumed:
+        made["resumed"] = [{**one, "differs": [without_rest(text) for text in one["differs"]]} for one in resumed]
+    return made
+
+
 def without(value: Any) -> Any:
     """A configuration without its secrets, be they `Secret` or, as they are written, references."""
     if isinstance(value, Mapping):
@@ -165,13 +185,13 @@ def _hidden(text: str, maps: frozenset[str]) -> str:
         return text
     if parents and parents[-1] in maps and is_credential(name):
         return sign if sign.startswith("~") else f"{sign}={_instead(key, value)}"
-    if value.lstrip()[:1] in ("{", "["):
+    if "{" in value:
         return _hidden_below(text, sign, key, maps)
     return text
 
 
 def _hidden_below(text: str, sign: str, key: str, maps: frozenset[str]) -> str:
-    """The credentials in a map that is given as a whole."""
+    """The credentials in a map that is given as a whole, or swept."""
     try:
         parsed = OverridesParser.create().parse_override(text)._value
     except HydraException:
@@ -190,33 +210,47 @@ def _hidden_below(text: str, sign: str, key: str, maps: frozenset[str]) -> str:
             if credential and not isinstance(child, dict | list):
                 hidden.append(below)
                 given = child.text if isinstance(child, QuotedString) else str(child)
-                child = QuotedString(text=given if "${" in given else _keep(below, given), quote=Quote.single)
+                child = QuotedString(text=_stand_in(below, given), quote=Quote.single)
             made[name] = walk(child, below)
         return made
 
-    changed = walk(parsed, key)
+    changed = walk(parsed.list if isinstance(parsed, ChoiceSweep) else parsed, key)
+    if hidden and isinstance(parsed, ChoiceSweep):
+        raise ConfigError(hidden[0], HIDDEN, _SWEPT, f"give it once, beside what is swept: +{hidden[0]}=VALUE")
     return f"{sign}={Override._get_value_element_as_str(changed)}" if hidden else text
 
 
 def _instead(key: str, value: str) -> str:
-    """What Hydra is given: of an interpolation only the default is hidden."""
-    variable = _VARIABLE.fullmatch(value.strip("'\""))
-    if variable and variable[2] and "${" not in variable[2]:
-        return f"'{_FROM_ENVIRONMENT}{variable[1]},{_keep(key, _one(key, variable[2][1:]))}}}'"
-    return value if "${" in value else _keep(key, _one(key, value))
+    """What Hydra is given for the value of an override."""
+    variable = _VARIABLE.fullmatch(_unquoted(value))
+    if variable is None:
+        return _stand_in(key, _one(key, value))
+    return value if not variable[2] else f"'{_stand_in(key, variable[0])}'"
+
+
+def _stand_in(key: str, text: str) -> str:
+    """What stands for a credential: nothing but the name of a variable may be seen of it."""
+    variable = _VARIABLE.fullmatch(text)
+    if variable and not variable[2]:
+        return text
+    if variable and not re.search(r"[${},]", variable[2][1:]):
+        return f"{_FROM_ENVIRONMENT}{variable[1]},{_keep(key, _unquoted(variable[2][1:]))}}}"
+    return _keep(key, text)
 
 
 def _one(key: str, value: str) -> str:
     """What is given, as text whatever it looks like; in quotes it may hold anything."""
+    text = _unquoted(value)
+    if text == value.strip() and ("," in text or re.fullmatch(r"\w+\(.*\)", text)):
+        raise ConfigError(key, HIDDEN, _SWEPT, "give one, in quotes where it holds a comma or parentheses")
+    return text
+
+
+def _unquoted(value: str) -> str:
+    """What is in quotes, if that is all; `'a','b'` is two."""
     value = value.strip()
-    if value[:1] in ("'", '"') and value[-1:] == value[:1] and len(value) > 1:
-        return value[1:-1].replace(f"\\{value[0]}", value[0])
-    if "," in value or re.fullmatch(r"\w+\(.*\)", value):
-        way_out = "give one, in quotes where it holds a comma or parentheses"
-        raise ConfigError(
-            key, HIDDEN, "is no single value, and a credential decides no result to be swept for", way_out
-        )
-    return value
+    quoted = re.fullmatch(r"""(['"])((?:\\.|(?!\1).)*)\1""", value, re.DOTALL)
+    return quoted[2].replace(f"\\{quoted[1]}", quoted[1]) if quoted else value
 
 
 def _keep(key: str, value: str) -> str:
@@ -248,12 +282,17 @@ def unseen() -> Iterator[None]:
         _unseen[0] = False
 
 
-def _resolve(key: str) -> str:
+def _resolve(key: str, *, _parent_: Container) -> Any:
     if _unseen[0]:
         return HIDDEN
     if key not in _given:
         raise ValueError("it was given to another command")
-    return _given[key]
+    if "${" not in _given[key]:
+        return _given[key]
+    try:
+        return AnyNode(_given[key], parent=_parent_)._dereference_node()._value()
+    except GrammarParseError:  # which quotes it
+        raise ValueError("it is no interpolation; write \\${ for ${") from None
 
 
 OmegaConf.register_new_resolver("hidden", _resolve, replace=True)

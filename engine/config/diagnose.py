@@ -22,6 +22,7 @@ from engine.config.composed import Composed
 from engine.config.nearest import listed, nearest, nearest_key, suggestion
 from engine.config.schemas import CONFIG_NAME, Registry, Tree, load_registry, slot_role
 from engine.config.validate import problems, schema_of
+from engine.core.credentials import without_rest
 from engine.core.errors import ConfigError, ConfigErrors
 
 Recompose = Callable[[Sequence[str]], Composed]
@@ -52,7 +53,7 @@ def diagnose(overrides: Sequence[str], error: Exception, tree: Tree, recompose: 
         if after is None:
             errors.append(_of_another_option(line, config, loader) or _unknown_key(line, config, groups, registry))
         elif _is_there_already(line, config):
-            way_out = f"write {str(line.input_line).lstrip('+')}"
+            way_out = f"write {_as_given(line)}"
             errors.append(ConfigError(line.key_or_group, line.value(), "is in place already", way_out))
         else:
             config = after
@@ -73,7 +74,7 @@ def _also(lines: list[Override], tree: Tree, recompose: Recompose) -> list[Confi
 def _parse(overrides: Sequence[str], errors: list[ConfigError]) -> Iterator[Override]:
     parser = OverridesParser.create()
     for text in overrides:
-        key, _, value = text.partition("=")
+        key, _, value = without_rest(text).partition("=")
         try:
             (line,) = parser.parse_overrides([text])
         except HydraException:
@@ -85,6 +86,12 @@ def _parse(overrides: Sequence[str], errors: list[ConfigError]) -> Iterator[Over
             errors.append(ConfigError(key, value, "several values for one key", way_out))
             continue
         yield line
+
+
+def _as_given(line: Override) -> str:
+    """An override without its `+`, to be written again."""
+    text = str(line.input_line).lstrip("+")
+    return text if text == without_rest(text) else f"{text.partition('=')[0]}=VALUE"
 
 
 def _groups(loader: ConfigLoader, parent: str = "") -> Iterator[str]:
@@ -181,7 +188,7 @@ def _unknown_key(line: Override, config: DictConfig, groups: set[str], registry:
         schema = schema_of(above, plain, registry)
         free = (schema or {}).get("additionalProperties")
         if isinstance(free, dict) and not slot_role(free):
-            return ConfigError(key, value, f"not in the free-form map {above} yet", f"write +{line.input_line}")
+            return ConfigError(key, value, f"not in the free-form map {above} yet", f"write +{_as_given(line)}")
         siblings = [str(name) for name in node if name != "_target_"]
         near = nearest(leaf, siblings) if above == parent else None
         guess = f"{parent}.{near}" if near else nearest_key(key, keys)

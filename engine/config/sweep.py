@@ -21,6 +21,7 @@ from engine.config.compose import compose, initialised
 from engine.config.composed import Composed
 from engine.config.schemas import Tree, load_registry
 from engine.config.validate import problems
+from engine.core.credentials import without_rest
 from engine.core.errors import ConfigError, ConfigErrors
 
 
@@ -121,7 +122,7 @@ def _raise_problems(found: Mapping[str, Sequence[ConfigError]]) -> None:
     for text, error in errors.items():
         swept = f" {error.key}=" in f" {where[text][0]}"
         if len(where[text]) < len(found) and not swept:
-            problem = f"{error.problem} (in {', '.join(where[text])})"
+            problem = f"{error.problem} (in {', '.join(map(without_rest, where[text]))})"
             error = ConfigError(error.key, error.value, problem, error.way_out)
         told.append(error)
     if told:
@@ -138,7 +139,7 @@ def _parse(overrides: Sequence[str], loader: ConfigLoader) -> list[Override]:
         try:
             parsed += parser.parse_overrides([text])
         except HydraException as error:
-            key, _, value = text.partition("=")
+            key, _, value = without_rest(text).partition("=")
             problem, way_out = "cannot be parsed", "write key=value, or key=a,b for a sweep"
             if isinstance(error.__cause__, _Drawn):
                 problem = (
@@ -166,7 +167,7 @@ def _refuse_keys_of_the_sweeper(lines: Sequence[Override]) -> None:
         return
     for line in lines:
         if line.key_or_group.startswith("hydra.sweeper.params"):
-            value = str(line.input_line).partition("=")[2]
+            value = without_rest(str(line.input_line).partition("=")[2])
             raise ConfigError(line.key_or_group, value, "adds points that nobody has looked at", "write -m key=a,b")
 
 
@@ -175,8 +176,8 @@ def _refuse_repeated(lines: Sequence[Override]) -> None:
     for line in lines:
         key = line.get_key_element().lstrip("+~")
         if key in seen:
-            values = f"{seen[key].input_line} and {line.input_line}"
-            value = str(line.input_line).partition("=")[2]
+            values = " and ".join(without_rest(str(one.input_line)) for one in (seen[key], line))
+            value = without_rest(str(line.input_line).partition("=")[2])
             raise ConfigError(key, value, f"given twice ({values})", "give a key once")
         seen[key] = line
 

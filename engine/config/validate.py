@@ -17,6 +17,7 @@ from jsonschema.validators import extend
 from engine.config.composed import Composed
 from engine.config.nearest import nearest, suggestion
 from engine.config.schemas import Registry, Schema, held_role, slot_role
+from engine.core.credentials import without_values
 from engine.core.errors import ConfigError, ConfigErrors
 
 MISSING = "???"
@@ -169,7 +170,8 @@ def _translate(error: ValidationError, prefix: str) -> Iterator[ConfigError]:
     elif error.validator == "pattern":
         yield ConfigError(key, _short(value), "wrong form", way_out)
     else:
-        yield ConfigError(key, _short(value), error.message.splitlines()[0], way_out)
+        message = error.message.replace(repr(value), repr(without_values(value, key)))
+        yield ConfigError(key, _short(value), message.splitlines()[0], way_out)
 
 
 _RANGE = frozenset(
@@ -256,6 +258,7 @@ def _first_sentence(text: str) -> str:
 
 def _short(value: Any) -> Any:
     """Values are shown whole unless a whole subtree would be printed."""
+    value = without_values(value)
     return value if len(repr(value)) <= 80 else f"{repr(value)[:77]}…"
 
 

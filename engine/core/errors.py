@@ -20,6 +20,8 @@ Raise the narrowest one. Messages are one line: what, which value, what to do.
 
 from collections.abc import Sequence
 
+from engine.core.credentials import without_values
+
 
 class LegoError(Exception):
     """Base of all expected errors: shown to a person as one line, without a traceback."""
@@ -28,11 +30,12 @@ class LegoError(Exception):
 
 
 class ConfigError(LegoError):
-    """A wrong configuration value: names the full key, the value and the way out."""
+    """A wrong configuration value: names the full key, the value (but of no credential) and the way out."""
 
     exit_code = 2
 
     def __init__(self, key: str, value: object, problem: str, way_out: str) -> None:
+        value = without_values(value, key)
         self.key, self.value, self.problem, self.way_out = key, value, problem, way_out
         super().__init__(f"{key}={value!r}: {problem}; {way_out}")
 

@@ -21,7 +21,7 @@ from engine.core.credentials import is_credential
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.run.directory import check_directory
 from engine.run.jobs.show import ShowJob
-from engine.run.reproduce import told
+from engine.run.reproduce import resumed, told
 
 SECRET = "s3cr3t-of-mine"
 KEY = "inference.environment.HF_TOKEN"
@@ -169,10 +169,46 @@ def test_a_sweeps_record_holds_none(elsewhere: Path) -> None:
     assert SECRET not in everything_below(elsewhere / "record")
 
 
-@pytest.mark.parametrize("value", [f"{SECRET},b", f"choice({SECRET},b)"])
+@pytest.mark.parametrize(
+    "value", [f"{SECRET},b", f"choice({SECRET},b)", f"'{SECRET}','b'", f"'${{oc.env:A,{SECRET}}}','${{oc.env:B}}'"]
+)
 def test_it_is_not_swept(value: str) -> None:
     with pytest.raises(ConfigError, match="is no single value") as refused:
         run_command(["-m", "experiment=openhands_gspo", f"+{KEY}={value}"], Recorder())
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        f"+inference.environment={{HF_TOKEN: {SECRET}}},{{HF_TOKEN: b}}",
+        f"++inference.environment={{}},{{HF_TOKEN: {SECRET}}}",
+        f"+inference.environment=choice({{HF_TOKEN: {SECRET}}})",
+        f"+inference=shuffle({{environment: {{A: b}}}},{{environment: {{HF_TOKEN: '{SECRET}'}}}})",
+    ],
+)
+def test_no_map_that_holds_it_is_swept(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"environment\.HF_TOKEN='\(hidden\)': is no single value") as refused:
+        run_command(["-m", "experiment=openhands_gspo", given, "seed=1,2"], Recorder())
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "given", [f"+{KEY}='{SECRET}${{oc.env:MINE}}'", f"+inference.environment={{HF_TOKEN:'{SECRET}${{oc.env:MINE}}'}}"]
+)
+def test_the_text_beside_an_interpolation_is_hidden_too(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigErrors, match="the environment variable MINE is not set") as missing:
+        assemble(composed(given))
+    assert SECRET not in str(missing.value)
+    monkeypatch.setenv("MINE", "-and-more")
+    one = composed(given)
+    assert one.config["inference"]["environment"]["HF_TOKEN"] == f"{SECRET}-and-more"
+    assert SECRET not in f"{write(one)} {one.command_line} {one.interpolated} {one.origins()}"
+
+
+def test_what_is_no_interpolation_is_not_quoted() -> None:
+    with pytest.raises(ConfigErrors, match="it is no interpolation") as refused:
+        assemble(composed(f"+{KEY}='{SECRET}${{oc.env:'"))
     assert SECRET not in str(refused.value)
 
 
@@ -181,6 +217,35 @@ def test_it_is_hidden_from_every_error(capsys: pytest.CaptureFixture[str]) -> No
         with pytest.raises(ConfigError) as refused:
             assemble(composed(f"+{KEY}={SECRET}", wrong))
         assert SECRET not in str(refused.value), wrong
+    assert SECRET not in "".join(capsys.readouterr())
+
+
+BESIDE = (
+    f"+inference.enviroment.HF_TOKEN={SECRET}",
+    f"inference.enviroment.HF_TOKEN={SECRET}",
+    f"+inference.enviroment={{HF_TOKEN: {SECRET}}}",
+    f"inference.enviroment={{A: {{HF_TOKEN: {SECRET}}}}}",
+    f"+HF_TOKEN={SECRET}",
+    f"HF_TOKEN={SECRET}",
+    f"+inference.environment={{HF_TOKEN: {SECRET}",
+    f"+inference.environment={{'HF_TOKEN' {SECRET}}}",
+    f"+inference.environment.HF_TOKEN:{SECRET}",
+    f"+seed.HF_TOKEN={SECRET}",
+    f"seed={{HF_TOKEN: {SECRET}}}",
+    f"inference={{HF_TOKEN: {SECRET}}}",
+    f"+HF_TOKEN={SECRET},b",
+)
+
+
+@pytest.mark.parametrize("flags", [[], ["-m", "seed=1,2"]], ids=["run", "sweep"])
+@pytest.mark.parametrize("wrong", BESIDE)
+def test_a_wrong_key_shows_it_no_more(
+    wrong: str, flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorder, "__call__", lambda _, one: bool(assemble(one)), raising=True)
+    with pytest.raises(ConfigError) as refused:
+        run_command([*flags[:1], "experiment=openhands_gspo", *flags[1:], wrong], Recorder())
+    assert SECRET not in str(refused.value)
     assert SECRET not in "".join(capsys.readouterr())
 
 
@@ -262,3 +327,41 @@ def test_a_rotated_one_goes_on_in_the_runs_directory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds a run with seed=0, this one has 1") as refused:
         check_directory(assemble(composed("run.name=mine", f"+{KEY}=rotated", "seed=1")))
     assert SECRET not in str(refused.value)
+
+
+def as_older_code_wrote(one: Composed, name: str) -> dict[str, Any]:
+    record = describe(assemble(one), {}, "c0")
+    record["configuration"]["inference"]["environment"][name] = SECRET
+    return record
+
+
+def test_a_run_of_older_code_with_a_variable_is_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOO", "now")
+    one = composed("run.name=mine", "+inference.environment.X=${oc.env:FOO}")
+    built = assemble(one)
+    built.directory.mkdir(parents=True)
+    (built.directory / "config.yaml").write_text(yaml.safe_dump(as_older_code_wrote(one, "X")))
+    check_directory(built)
+    with pytest.raises(ConfigError, match="holds a run with seed=0"):
+        check_directory(assemble(composed("run.name=mine", "+inference.environment.X=${oc.env:FOO}", "seed=1")))
+
+
+def test_a_run_of_older_code_that_goes_on_loses_it() -> None:
+    one = composed(f"+{KEY}=new")
+    there = as_older_code_wrote(one, "HF_TOKEN") | {
+        "interpolated": {},
+        "command_line": [f"+{KEY}={SECRET}", "seed=0"],
+        "resumed": [{"at": "then", "differs": [f"configuration: {KEY}: 'x' → '{SECRET}'", "python: 1 → 2"]}],
+    }
+    built = assemble(one)
+    made = resumed(built, there, describe(built, {}, "c0"))
+    assert SECRET not in yaml.safe_dump(dict(made))
+    assert made["configuration"]["inference"]["environment"]["HF_TOKEN"] == "${oc.env:HF_TOKEN}"
+    assert made["command_line"] == [f"+{KEY}=${{hidden:{KEY}}}", "seed=0"]
+    assert made["resumed"][0]["differs"][1] == "python: 1 → 2"
+    assert composed(*one.command_line).config["inference"]["environment"]["HF_TOKEN"] == "new"
+
+
+def test_the_way_out_says_what_to_write() -> None:
+    with pytest.raises(ConfigErrors, match=rf"write \+{KEY}=VALUE$"):
+        composed(f"{KEY}={SECRET}")
