@@ -7,9 +7,7 @@ the endpoint's model can do. The instruction comes on its standard input, its la
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.core.contracts import ImageStore
-from engine.core.errors import ConfigError
-from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Mount, Task, Termination
+from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Task, Termination
 from engine.harness import commands, runtime
 from engine.harness.client import Client
 
@@ -35,7 +33,7 @@ _STATIC = dict.fromkeys(_QUIET, "1") | {
 }
 
 
-class ClaudeCode:
+class ClaudeCode(commands.Program):
     """`harnesses.claude_code`: one agent per trial, in a process of its own."""
 
     name = "claude_code"
@@ -69,18 +67,8 @@ class ClaudeCode:
         self._command_timeout_s, self._llm_timeout_s, self._attempts = command_timeout_s, llm_timeout_s, attempts
         self._environment = environment
 
-    @property
-    def report_path(self) -> str:
-        return runtime.REPORT
-
     def runtime(self) -> ImageSpec:
         return commands.npm_runtime("claude-code", f"{self._package()}@{self._version}")
-
-    def mount(self, images: ImageStore) -> Mount:
-        return commands.mount(self.runtime(), images)
-
-    def problems(self, images: ImageStore) -> Sequence[ConfigError]:
-        return commands.problems(f"harnesses.{self.name}", self._version, self.runtime(), images)
 
     def launch(self, task: Task, endpoint: Endpoint) -> Launch:
         command = [f"{commands.MODULES}/{self._package()}/claude", "-p", "--dangerously-skip-permissions"]

@@ -9,10 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.core.contracts import ImageStore
-from engine.core.errors import ConfigError
-from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Mount, Task, Termination
-from engine.harness import commands, runtime
+from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Task, Termination
+from engine.harness import commands
 from engine.harness.client import Client
 
 _KEY = "LEGO_API_KEY"
@@ -35,7 +33,7 @@ _OFF = (
 """Features that offer what no endpoint but its maker's has, or that a sandbox without a network cannot use."""
 
 
-class Codex:
+class Codex(commands.Program):
     """`harnesses.codex`: one agent per trial, in a process of its own."""
 
     name = "codex"
@@ -64,18 +62,8 @@ class Codex:
         self._parallel_tool_calls, self._tool_output_tokens = parallel_tool_calls, tool_output_tokens
         self._attempts, self._llm_timeout_s, self._environment = attempts, llm_timeout_s, environment
 
-    @property
-    def report_path(self) -> str:
-        return runtime.REPORT
-
     def runtime(self) -> ImageSpec:
         return commands.npm_runtime("codex", f"@openai/codex@{self._version}-linux-{commands.machine()}")
-
-    def mount(self, images: ImageStore) -> Mount:
-        return commands.mount(self.runtime(), images)
-
-    def problems(self, images: ImageStore) -> Sequence[ConfigError]:
-        return commands.problems(f"harnesses.{self.name}", self._version, self.runtime(), images)
 
     def launch(self, task: Task, endpoint: Endpoint) -> Launch:
         triple = _TRIPLES.get(commands.machine(), commands.machine())

@@ -11,14 +11,14 @@ from typing import Any
 
 from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError
-from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Mount, Task, Termination
+from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Task, Termination
 from engine.harness import commands, runtime
 from engine.harness.client import Client
 
 _KEY = "{api_key}"
 
 
-class CommandHarness:
+class CommandHarness(commands.Program):
     """`harnesses.NAME` of a user's own: one process per trial."""
 
     def __init__(
@@ -43,23 +43,16 @@ class CommandHarness:
         self._environment, self._files, self._search = environment, files, tuple(search)
         self._exits = {int(code): ending for code, ending in exits.items()}
 
-    @property
-    def report_path(self) -> str:
-        return runtime.REPORT
-
     def runtime(self) -> ImageSpec:
         values = {"version": self._version, "machine": commands.machine()}
         return commands.npm_runtime(self.name, *(commands.filled(package, values) for package in self._packages))
-
-    def mount(self, images: ImageStore) -> Mount:
-        return commands.mount(self.runtime(), images)
 
     def problems(self, images: ImageStore) -> Sequence[ConfigError]:
         key, way_out = f"harnesses.{self.name}", "give it in `environment`, which is closed to the agent's commands"
         shown = [("argv", text) for text in self._argv] + [("files", text) for text in self._files.values()]
         problem = "the trial's key would be in reach of every command of the agent"
         found = [ConfigError(f"{key}.{part}", text, problem, way_out) for part, text in shown if _KEY in text]
-        return [*found, *commands.problems(key, self._version, self.runtime(), images)]
+        return [*found, *super().problems(images)]
 
     def launch(self, task: Task, endpoint: Endpoint) -> Launch:
         values = {

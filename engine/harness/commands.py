@@ -9,6 +9,7 @@ signal of the agent can cause excludes a trial.
 import json
 import platform
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError, HarnessError
 from engine.core.records import ExecResult, ImageSpec, Launch, Mount, Task, Termination
 from engine.harness import endings
-from engine.harness.runtime import FOLDER, RUNTIME
+from engine.harness.runtime import FOLDER, REPORT, RUNTIME, runtime_mount, runtime_problems
 
 PROMPT = f"{FOLDER}/instruction"
 """Sandbox file that is the program's standard input."""
@@ -49,19 +50,24 @@ def npm_runtime(name: str, *packages: str) -> ImageSpec:
     return ImageSpec(name=name, suite=None, packages=(), pip=(), npm=packages)
 
 
-def mount(spec: ImageSpec, images: ImageStore) -> Mount:
-    return Mount(source=images.path(spec), target=RUNTIME)
+class Program(ABC):
+    """What the adapters of these programs share: a runtime of npm packages, and no report beside their output."""
 
+    name: str
+    _version: str
 
-def problems(key: str, version: str, spec: ImageSpec, images: ImageStore) -> Sequence[ConfigError]:
-    """Why the runtime of the harness configured at `key` cannot be mounted; empty when it can."""
-    found = []
-    if platform.machine() not in _MACHINES:
-        found.append(ConfigError(key, platform.machine(), "no runtime for this machine", f"use {list(_MACHINES)}"))
-    if not (images.path(spec) / ".complete").is_file():
-        way_out = "run the same command with job=prepare"
-        found.append(ConfigError(f"{key}.version", version, "its runtime is not built", way_out))
-    return found
+    @property
+    def report_path(self) -> str:
+        return REPORT
+
+    @abstractmethod
+    def runtime(self) -> ImageSpec: ...
+
+    def mount(self, images: ImageStore) -> Mount:
+        return runtime_mount(self.runtime(), images)
+
+    def problems(self, images: ImageStore) -> Sequence[ConfigError]:
+        return runtime_problems(f"harnesses.{self.name}", self._version, self.runtime(), images, _MACHINES)
 
 
 def launch(

@@ -9,10 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.core.contracts import ImageStore
-from engine.core.errors import ConfigError
-from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Mount, Task, Termination
-from engine.harness import commands, runtime
+from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Task, Termination
+from engine.harness import commands
 from engine.harness.client import Client
 
 _RIPGREP = "1.18.0"
@@ -30,7 +28,7 @@ _QUIET = (
 _PROVIDER = "lego"
 
 
-class OpenCode:
+class OpenCode(commands.Program):
     """`harnesses.opencode`: one agent per trial, in a process of its own."""
 
     name = "opencode"
@@ -58,18 +56,8 @@ class OpenCode:
         self._compaction, self._command_timeout_s, self._llm_timeout_s = compaction, command_timeout_s, llm_timeout_s
         self._environment = environment
 
-    @property
-    def report_path(self) -> str:
-        return runtime.REPORT
-
     def runtime(self) -> ImageSpec:
         return commands.npm_runtime("opencode", f"{self._package()}@{self._version}", f"{_ripgrep()}@{_RIPGREP}")
-
-    def mount(self, images: ImageStore) -> Mount:
-        return commands.mount(self.runtime(), images)
-
-    def problems(self, images: ImageStore) -> Sequence[ConfigError]:
-        return commands.problems(f"harnesses.{self.name}", self._version, self.runtime(), images)
 
     def launch(self, task: Task, endpoint: Endpoint) -> Launch:
         program = f"{commands.MODULES}/{self._package()}/bin/opencode"

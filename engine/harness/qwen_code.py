@@ -8,17 +8,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.core.contracts import ImageStore
-from engine.core.errors import ConfigError
-from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Mount, Task, Termination
-from engine.harness import commands, runtime
+from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Task, Termination
+from engine.harness import commands
 from engine.harness.client import Client
 
 _NODE = "22.23.5"
 _EXIT_MAX_TURNS = 53
 
 
-class QwenCode:
+class QwenCode(commands.Program):
     """`harnesses.qwen_code`: one agent per trial, in a process of its own."""
 
     name = "qwen_code"
@@ -46,18 +44,8 @@ class QwenCode:
         self._compaction_share, self._excluded_tools = compaction_share, tuple(excluded_tools)
         self._llm_timeout_s, self._environment = llm_timeout_s, environment
 
-    @property
-    def report_path(self) -> str:
-        return runtime.REPORT
-
     def runtime(self) -> ImageSpec:
         return commands.npm_runtime("qwen-code", f"@qwen-code/qwen-code@{self._version}", f"{_node()}@{_NODE}")
-
-    def mount(self, images: ImageStore) -> Mount:
-        return commands.mount(self.runtime(), images)
-
-    def problems(self, images: ImageStore) -> Sequence[ConfigError]:
-        return commands.problems(f"harnesses.{self.name}", self._version, self.runtime(), images)
 
     def launch(self, task: Task, endpoint: Endpoint) -> Launch:
         node, script = f"{commands.MODULES}/{_node()}/bin/node", f"{commands.MODULES}/@qwen-code/qwen-code/cli.js"

@@ -6,7 +6,7 @@ needs nothing of the task's image and leaves nothing in the agent's shell (no PA
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from typing import Any, Literal
 
@@ -61,11 +61,13 @@ def runtime_mount(spec: ImageSpec, images: ImageStore) -> Mount:
     return Mount(source=images.path(spec), target=RUNTIME)
 
 
-def runtime_problems(key: str, version: str, spec: ImageSpec, images: ImageStore) -> Sequence[ConfigError]:
+def runtime_problems(
+    key: str, version: str, spec: ImageSpec, images: ImageStore, machines: Collection[str] = _LOADERS
+) -> Sequence[ConfigError]:
     """Why the runtime of the harness configured at `key` cannot be mounted; empty when it can."""
     found = []
-    if platform.machine() not in _LOADERS:
-        found.append(ConfigError(key, platform.machine(), "no runtime for this machine", f"use {list(_LOADERS)}"))
+    if platform.machine() not in machines:
+        found.append(ConfigError(key, platform.machine(), "no runtime for this machine", f"use {list(machines)}"))
     if not (images.path(spec) / ".complete").is_file():
         way_out = "run the same command with job=prepare"
         found.append(ConfigError(f"{key}.version", version, "its runtime is not built", way_out))
