@@ -86,9 +86,9 @@ class Turns:
     renderer: Renderer
     inference: Inference
     threads: Executor
+    hold_back: HoldBack
+    side_calls: Sequence[str]
     conversation: Conversation = field(default_factory=Conversation)
-    hold_back: HoldBack = "turn"
-    side_calls: Sequence[str] = ()
     _running: int = 0
     """Steps of the task that are being answered."""
     _engine_calls: int = 0

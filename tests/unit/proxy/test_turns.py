@@ -71,6 +71,7 @@ def client(
         inference=engine,  # type: ignore[arg-type]
         threads=ThreadPoolExecutor(1),
         conversation=Conversation(volatile),
+        hold_back="turn",
         side_calls=side_calls,
     )
     return Client(turns, engine)
