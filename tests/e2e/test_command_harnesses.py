@@ -41,10 +41,12 @@ def model() -> TinyQwen3Moe:
     return made
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CASES],
-)
+PARAMS = {name: pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CASES}
+SHOWN = [param for name, param in PARAMS.items() if not name.startswith("command")]
+"""The two that are examples of a user's own show no policy how to use them."""
+
+
+@pytest.fixture(scope="module", params=PARAMS.values())
 def case(request: pytest.FixtureRequest) -> Case:
     chosen = CASES[request.param]
     _need_npm(chosen.make())
@@ -250,12 +252,11 @@ def _each_token_once(scored: Scored, said: Sequence[Mapping[str, Any]], model: T
     assert scored.verdict.reward == 1.0, scored.verdict.evidence
 
 
+@pytest.mark.parametrize("case", SHOWN, indirect=True)
 async def test_what_a_warm_start_would_learn_is_a_repair_that_earns_1(
     case: Case, model: TinyQwen3Moe, runtime: BubblewrapRuntime, tmp_path: Path
 ) -> None:
     harness = case.make()
-    if not harness.demonstration:
-        pytest.skip("this harness shows no policy how to use it")
     (tmp_path / "shown").mkdir()
     (turns,) = script([_of(_task(tmp_path / "shown"), harness)], {harness.name: harness}, 1.0, 0).values()
     said = [
