@@ -179,7 +179,7 @@ async def test_first_users_share_one_start_and_nothing_piles_up(runtime: LocalRu
     await all_reaped(pid)
     assert warm_processes() == [pid]
     assert descriptors(pid) == held
-    assert len(descriptors(os.getpid())) == ours
+    assert len(descriptors(os.getpid())) <= ours, "fewer is the collector's doing: something of an earlier test went"
     assert len(list(Path(f"/proc/{pid}/task").iterdir())) == 1
 
 

@@ -57,7 +57,7 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
     with pytest.raises(SandboxError):
         files.download(tmp_path, "/none", tmp_path / "copy")
     files.download(tmp_path, "/folder", tmp_path / "copy")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before, "fewer is the collector's doing"
 
 
 def test_uploading_merges_and_keeps_modes_and_times(tmp_path: Path) -> None:
