@@ -17,7 +17,6 @@ import orjson
 
 from engine.wire.messages import Message, ToolCall, arguments_object
 
-_TRAILING = re.compile(r"[ \t\r]+$", re.MULTILINE)
 _EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 
 Clean = Callable[[str], str]
@@ -28,14 +27,28 @@ def without_volatile(patterns: Sequence[str]) -> Clean:
     """Takes out what the regular expressions match, with the white space around it."""
     if not patterns:
         return lambda text: text
-    joined = re.compile("|".join(rf"\s*(?:{pattern})\s*" for pattern in patterns))
-    return lambda text: joined.sub("\n", text)
+    joined = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+
+    def clean(text: str) -> str:
+        """White space is cut off afterwards: by the expression, a long run of it would be searched from each place."""
+        kept, start = [], 0
+        for found in joined.finditer(text):
+            kept.append(text[start : found.start()])
+            start = found.end()
+        if not kept:
+            return text
+        rest = text[start:]
+        return "\n".join([kept[0].rstrip(), *(part.strip() for part in kept[1:]), rest.lstrip()])
+
+    return clean
 
 
 def plain(text: str) -> str:
     """The text without what is not meant: white space at its ends and at the ends of lines."""
     text = text.strip()
-    return _TRAILING.sub("", text) if " \n" in text or "\t\n" in text or "\r" in text else text
+    if " \n" in text or "\t\n" in text or "\r" in text:
+        return "\n".join(line.rstrip(" \t\r") for line in text.split("\n"))
+    return text
 
 
 def same_reply(ours: Message, theirs: Message, damaged: frozenset[str], clean: Clean = str) -> bool:

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+import yaml
+from harness_pieces import ROOT
 
 from engine.proxy.meaning import can_echo, in_call_order, plain, plain_key, same_reply, says_nothing, without_volatile
 from engine.wire.messages import Message, ToolCall
@@ -87,11 +89,12 @@ def test_calls_that_no_harness_can_say_again() -> None:
         assert can_echo(call('{"why": 1}'), [{"function": {"name": "edit", "parameters": open_schema}}])
 
 
+CLAUDE = yaml.safe_load((ROOT / "configs/harness/claude_code.yaml").read_text())["client"]["volatile"][0]
 REMINDER = "<system-reminder>\nThe todo list is empty.\n</system-reminder>"
 
 
 def test_volatile_text_is_taken_out_wherever_it_stands() -> None:
-    clean = without_volatile([r"<system-reminder>[\s\S]*?</system-reminder>", r"x-billing: [^\n]*"])
+    clean = without_volatile([CLAUDE, r"x-billing: [^\n]*"])
     for text in (f"a\nb\n{REMINDER}", f"{REMINDER}\n\na\nb", f"a\n{REMINDER}\nb", "x-billing: 71;\na\nb", "a\nb"):
         assert plain(clean(text)) == "a\nb"
     assert clean("a <system-reminder> b") == "a <system-reminder> b"
@@ -99,6 +102,14 @@ def test_volatile_text_is_taken_out_wherever_it_stands() -> None:
     assert says_nothing(user, clean) and not says_nothing(tool, clean)
     assert not says_nothing(Message(role="user", text=" "), clean)
     assert not says_nothing(user, without_volatile([]))
+
+
+def test_long_runs_of_white_space_cost_no_more_than_their_length() -> None:
+    """Where each space began a search of its own, this took hours, and no trial was served meanwhile."""
+    gap = " " * 1_000_000
+    assert plain(f"a{gap}b \nc") == f"a{gap}b\nc"
+    assert without_volatile([CLAUDE])("<system-reminder>" * 30_000) == "<system-reminder>" * 30_000
+    assert without_volatile(["<x>"])(f"a{gap}b{gap}<x>{gap}c<x>") == f"a{gap}b\nc\n"
 
 
 def test_arguments_nested_beyond_reason_are_compared_as_text() -> None:
