@@ -5,18 +5,19 @@ hold per trial; the model's own context bounds them.
 """
 
 import asyncio
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakSet
 
 from engine.core.contracts import Harness, Inference
-from engine.core.errors import ConfigError, RunError
+from engine.core.errors import ConfigError, ConfigErrors, RunError
 from engine.core.records import ModelInfo, Trial
 from engine.proxy.conversation import Conversation
 from engine.proxy.http import build_app
 from engine.proxy.session import TrialSession
 from engine.proxy.sockets import SocketServer
 from engine.proxy.turn import Limits, Turns
-from engine.tokens import Renderer, load_renderer
+from engine.tokens import Renderer, Shape, load_renderer
 
 RENDER_THREADS = 2
 """Large prompts that are rendered at the same time."""
@@ -52,11 +53,29 @@ class LlmProxy:
         server = SocketServer(build_app(self.max_body_mb << 20))
         self._started = _Started(model, inference, renderer, server)
 
+    def check(self, harnesses: Mapping[str, Harness]) -> None:
+        """Each harness's own calls, written as the model would, are read back the same. Raises ConfigErrors."""
+        started = self._running()
+        errors = []
+        for name, harness in harnesses.items():
+            shapes = {
+                str(turn["name"]): Shape(name=turn["name"], arguments=turn["arguments"])
+                for turn in harness.demonstration
+                if turn["name"]
+            }
+            for shape in shapes.values():
+                problem = started.renderer.misreads(shape)
+                if problem:
+                    full = f"does not fit this model's calls for harness={name}: {problem}"
+                    way_out = "name the renderer of the model's own family (docs/models.md)"
+                    errors.append(ConfigError("model.renderer", started.model.renderer, full, way_out))
+                    break
+        if errors:
+            raise ConfigErrors(errors)
+
     def open(self, trial: Trial, harness: Harness, port: int) -> TrialSession:
         """A session for one trial; it serves nothing until it is given a socket."""
-        started = self._started
-        if started is None:
-            raise RunError("the proxy was not started")
+        started = self._running()
         limits = Limits(
             max_turns=harness.max_turns,
             max_context=min(started.model.max_context, self.max_prompt_tokens + self.max_response_tokens),
@@ -78,6 +97,11 @@ class LlmProxy:
         session = TrialSession(turns, started.server, port)
         started.sessions.add(session)
         return session
+
+    def _running(self) -> "_Started":
+        if self._started is None:
+            raise RunError("the proxy was not started")
+        return self._started
 
     async def stop(self) -> None:
         """End every session. Idempotent."""

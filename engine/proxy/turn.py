@@ -195,11 +195,20 @@ class Turns:
     # ------------------------------------------------------------ prompt
 
     async def _open(self, spot: Spot, request: ChatRequest, call: Call, side: bool) -> Turn:
+        self._check_size(spot, side)
         parent, ids = await self._prompt(spot, request)
         turn = Turn(id=call.id, place=spot.place, parent=parent, new_ids=ids, side=side)
         self.conversation.add(turn)
         call.turn = turn
         return turn
+
+    def _check_size(self, spot: Spot, side: bool) -> None:
+        """A text that cannot fit whatever its tokens are is refused unrendered: it could take minutes."""
+        new = spot.all if spot.parent is None else spot.new
+        least = sum(len(message.text.strip()) for message in new) // self.renderer.longest_token
+        if least >= self.limits.max_context:
+            self._overflow = self._overflow or not side
+            raise ContextOverflow(self.limits.max_context, least)
 
     async def _prompt(self, spot: Spot, request: ChatRequest) -> tuple[Turn | None, NDArray[np.int32]]:
         """The turn whose stream goes on, and the ids that go after it; a stream that cannot go on opens a root."""

@@ -80,9 +80,10 @@ async def open_workbench(
     layout.scratch.mkdir(parents=True, exist_ok=True)
     layout.logs.mkdir(parents=True, exist_ok=True)
     try:
-        # First: it refuses a renderer or limits that do not fit the model in a second, an engine takes a minute.
+        # First: it refuses a renderer or limits that fit model or harness ill in a second, an engine takes a minute.
         tell("starting the proxy")
         await built.proxy.start(model, built.inference)
+        await asyncio.to_thread(built.proxy.check, built.harnesses)
         tell("starting sandboxes")
         await built.sandbox.start(images, layout.root.name)
         tell("starting inference and trainer")

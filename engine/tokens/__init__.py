@@ -5,6 +5,6 @@ imported by that call alone.
 """
 
 from engine.tokens.load import load_renderer
-from engine.tokens.renderer import CannotRender, Follower, ParsedCall, ParsedTurn, Piece, Renderer
+from engine.tokens.renderer import CannotRender, Follower, ParsedCall, ParsedTurn, Piece, Renderer, Shape
 
-__all__ = ["CannotRender", "Follower", "ParsedCall", "ParsedTurn", "Piece", "Renderer", "load_renderer"]
+__all__ = ["CannotRender", "Follower", "ParsedCall", "ParsedTurn", "Piece", "Renderer", "Shape", "load_renderer"]

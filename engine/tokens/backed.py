@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from engine.tokens.extension import extension
 from engine.tokens.follow import Marks, TurnFollower
 from engine.tokens.parsing import to_turn, without
-from engine.tokens.renderer import CannotRender, Chat, Follower, ParsedTurn, Tools
+from engine.tokens.probe import Write, misread, writes_calls
+from engine.tokens.renderer import CannotRender, Chat, Follower, ParsedTurn, Shape, Tools
 from engine.tokens.tokenizer import CheckpointTokenizer
 
 
@@ -23,7 +24,10 @@ class BackedRenderer:
     def __init__(self, name: str, inner: Any, tokenizer: CheckpointTokenizer, *, followed: bool) -> None:
         """`followed`: its turns have the form that `engine.tokens.follow` reads while they are sampled."""
         self.name = name
+        self.taught: Write | None = None
+        """How the checkpoint's own template writes, where it has one that is not this renderer's."""
         self.stop_token_ids = tuple(int(token) for token in inner.get_stop_token_ids())
+        self.longest_token = tokenizer.longest
         self._inner = inner
         self._tokenizer = tokenizer
         self._clean = without(tokenizer.special_texts)
@@ -37,15 +41,22 @@ class BackedRenderer:
         self, prompt: NDArray[np.int32], sampled: NDArray[np.int32], messages: Chat, tools: Tools
     ) -> NDArray[np.int32] | None:
         before, turn = prompt.tolist(), sampled.tolist()
-        bridged = self._inner.bridge_to_next_turn(before, turn, list(messages), tools=list(tools) or None)
+        bridged = self._bridged(before, turn, messages, tools)
         if bridged is not None:
             stream = before + turn
-            if bridged.token_ids[: len(stream)] == stream:
-                return _array(bridged.token_ids[len(stream) :])
+            if bridged[: len(stream)] == stream:
+                return _array(bridged[len(stream) :])
         tail = self.proved_tail(messages, tools)
         if tail is None:
             return None
         return _array(tail[1:] if turn and turn[-1] in self.stop_token_ids else tail)
+
+    def _bridged(self, before: list[int], turn: list[int], messages: Chat, tools: Tools) -> list[int] | None:
+        try:
+            bridged = self._inner.bridge_to_next_turn(before, turn, list(messages), tools=list(tools) or None)
+        except Exception:  # no common base either: messages that it did not foresee are rendered, or refused, whole
+            return None
+        return None if bridged is None else list(bridged.token_ids)
 
     def proved_tail(self, messages: Chat, tools: Tools) -> list[int] | None:
         """Ids from the closing token of any turn to the next turn's beginning; None where that cannot be proved."""
@@ -68,11 +79,9 @@ class BackedRenderer:
             return ParsedTurn(content=self._clean(self._tokenizer.decode(ids)), reasoning="", calls=())
 
     def follow(self, prompt: NDArray[np.int32], tools: Tools, *, calls: bool) -> Follower | None:
-        from renderers.reasoning import prompt_ends_in_reasoning
-
         if self._marks is None:
             return None
-        thinking = prompt_ends_in_reasoning(self._tokenizer, prompt.tolist(), stop_ids=frozenset(self.stop_token_ids))
+        thinking = self._thinks(prompt.tolist())
         return TurnFollower(
             self._marks, lambda ids: self.parse(prompt, _array(list(ids)), tools), thinking=thinking, calls=calls
         )
@@ -81,6 +90,26 @@ class BackedRenderer:
         parsed = self._inner.parse_response(ids, tools=list(tools) or None, prompt_ids=prompt)
         decode = self._tokenizer.decode
         return to_turn(parsed, bool(tools), self._clean, lambda start, end: decode(ids[start:end]))
+
+    def misreads(self, shape: Shape) -> str:
+        writers: dict[str, Write] = {f"the renderer `{self.name}`": self._ids}
+        if self.taught is not None and writes_calls(self.taught, shape.name):
+            writers["the checkpoint's chat template"] = self.taught
+        for writer, write in writers.items():
+            try:
+                problem = misread(self, write, shape, self._thinks)
+            except CannotRender as refused:
+                return f"no calls of `{shape.name}` can be written: {refused}"
+            except Exception:  # a template that has no place for this conversation shows nothing
+                problem = ""
+            if problem:
+                return f"{problem}, as {writer} writes them"
+        return ""
+
+    def _thinks(self, prompt: list[int]) -> bool:
+        from renderers.reasoning import prompt_ends_in_reasoning
+
+        return bool(prompt_ends_in_reasoning(self._tokenizer, prompt, stop_ids=frozenset(self.stop_token_ids)))
 
     def token_texts(self, ids: NDArray[np.int32]) -> list[str]:
         return [self._tokenizer.decode([token]) for token in ids.tolist()]

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.core.errors import ConfigError
 from engine.tokens.backed import BackedRenderer
+from engine.tokens.chat_template import template_writer
 from engine.tokens.tokenizer import CheckpointTokenizer
 
 _FOLLOWED = ("qwen3", "qwen3.5", "qwen3.6")
@@ -33,4 +34,6 @@ def family_renderer(name: str, thinking: bool, tokenizer: CheckpointTokenizer) -
     except (AssertionError, ValueError) as problem:
         way_out = "use the renderer of the model's own family"
         raise ConfigError("model.renderer", name, f"does not fit the tokenizer: {problem}", way_out) from None
-    return BackedRenderer(name, inner, tokenizer, followed=name in _FOLLOWED)
+    renderer = BackedRenderer(name, inner, tokenizer, followed=name in _FOLLOWED)
+    renderer.taught = template_writer(tokenizer, thinking)
+    return renderer

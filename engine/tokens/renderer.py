@@ -32,6 +32,14 @@ class ParsedCall:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A call as a harness's policy would make it."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParsedTurn:
     """A sampled turn as a provider of this model would return it."""
 
@@ -66,6 +74,8 @@ class Renderer(Protocol):
     name: str
     stop_token_ids: tuple[int, ...]
     """Tokens that end a turn."""
+    longest_token: int
+    """Characters that one token can stand for, at most."""
 
     def render(self, messages: Chat, tools: Tools) -> NDArray[np.int32]:
         """int32 [n]: the whole prompt up to where the assistant begins. Raises CannotRender."""
@@ -87,6 +97,10 @@ class Renderer(Protocol):
         """A reader of the turn that answers `prompt` (as for `extend`); `calls`: it tells calls before the turn's end.
 
         None: in this family's format nothing is certain before the turn is whole."""
+        ...
+
+    def misreads(self, shape: Shape) -> str:
+        """What of a call of this shape would not come back as it was made, in one line; empty when all does."""
         ...
 
     def token_texts(self, ids: NDArray[np.int32]) -> list[str]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from engine.core.errors import ConfigError
 from engine.tokens.backed import BackedRenderer
-from engine.tokens.renderer import CannotRender, Chat, Tools
+from engine.tokens.renderer import CannotRender, Chat, Shape, Tools
 from engine.tokens.tokenizer import CheckpointTokenizer
 
 _PROBE_TOOL = {
@@ -27,6 +27,9 @@ _PROBES: dict[str, tuple[dict[str, Any], ...]] = {
 
 class _PlainText(BackedRenderer):
     """Without a parser no call could be read from an answer: a request with tools is refused, not answered in vain."""
+
+    def misreads(self, shape: Shape) -> str:  # noqa: ARG002 (it reads no call, and is offered none)
+        return ""
 
     def render(self, messages: Chat, tools: Tools) -> NDArray[np.int32]:
         if tools:

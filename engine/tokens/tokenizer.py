@@ -5,6 +5,7 @@ attribution of tokens to messages, which is most of its cost and of no use here.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,10 @@ from engine.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
+
+
+_LONG = 4096
+"""Characters from which a text is encoded as a batch of one: the library lets other threads run in batches alone."""
 
 
 class CheckpointTokenizer:
@@ -42,9 +47,24 @@ class CheckpointTokenizer:
 
     @cached_property
     def eos_token_id(self) -> int | None:
-        token = self.settings.get("eos_token")
+        name = self.named("eos_token")
+        return None if name is None else self.convert_tokens_to_ids(name)
+
+    def named(self, role: str) -> str | None:
+        """Text of the token that has a role (`eos_token`); None where no token has it."""
+        token = self.settings.get(role)
         name = token.get("content") if isinstance(token, dict) else token
-        return self.convert_tokens_to_ids(name) if isinstance(name, str) else None
+        return name if isinstance(name, str) else None
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The one that shows tools, where a checkpoint has several."""
+        file = self._folder / "chat_template.jinja"
+        found = file.read_text() if file.is_file() else self.settings.get("chat_template")
+        if isinstance(found, list):
+            by_name = {one["name"]: one["template"] for one in found}
+            found = by_name.get("tool_use", by_name.get("default"))
+        return found if isinstance(found, str) else None
 
     @cached_property
     def special_texts(self) -> tuple[str, ...]:
@@ -57,13 +77,24 @@ class CheckpointTokenizer:
         """Tokens that stand for a text of their own: control tokens and the marks of a message's format."""
         return frozenset(self.backend.get_added_tokens_decoder())
 
+    @cached_property
+    def longest(self) -> int:
+        """Characters that one token can stand for; a normalizer may have put up to four of them together. Without
+        bytes to fall back on, one token may stand for any text that the vocabulary does not have."""
+        if not self.byte_level:
+            return sys.maxsize
+        longest = max(map(len, self.backend.get_vocab()))
+        return longest if self.backend.normalizer is None else 4 * longest
+
     @property
     def byte_level(self) -> bool:
         """Whether texts of neighbouring tokens, put together, are the text of both."""
         return type(self.backend.decoder).__name__ == "ByteLevel"
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        if len(text) < _LONG:
+            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        return list(self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return str(self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens))

@@ -18,6 +18,7 @@ class Letters:
 
     name = "letters"
     stop_token_ids = (CLOSE,)
+    longest_token = 1
     refuses_to_extend = False
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> NDArray[np.int32]:

@@ -1,5 +1,7 @@
 """Rendering, parsing and extension with the real Qwen3 renderer on a small tokenizer."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +194,24 @@ def test_any_token_sequence_parses(renderer: Renderer, tokenizer: CheckpointToke
         ids[random.integers(0, 30, 6)] = random.choice(marks, 6)
         turn = renderer.parse(renderer.render(START, [TERMINAL]), ids.astype(np.int32), [TERMINAL])
         (turn.content + turn.reasoning + "".join(c.name + c.arguments for c in turn.calls)).encode()
+
+
+def test_a_long_text_is_encoded_while_other_threads_run(tokenizer: CheckpointTokenizer) -> None:
+    text = "def f(x):\n    return x\n" * 4000
+    with ThreadPoolExecutor(1) as pool:
+        encoding = pool.submit(tokenizer.encode, text)
+        turns = 0
+        while not encoding.done():
+            time.sleep(0)
+            turns += 1
+    assert turns > 100, "the interpreter was held"
+    assert encoding.result() == tokenizer.backend.encode(text, add_special_tokens=False).ids
+
+
+def test_no_token_stands_for_more_characters_than_the_longest(tokenizer: CheckpointTokenizer) -> None:
+    text = "You are a helpful assistant that fixes code.<|endoftext|>"
+    assert len(tokenizer.encode(text)) * tokenizer.longest >= len(text)
+    assert tokenizer.longest >= len("<|endoftext|>")
 
 
 def test_token_texts_are_one_per_token(renderer: Renderer, encode: Any) -> None:

@@ -1,0 +1,71 @@
+"""Calls that a model's own template writes must be what the parser reads, or nothing starts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from proxy_pieces import CHATML, SETTINGS, ScriptedEngine, make_checkpoint, make_harness, model_info
+
+from engine.core.errors import ConfigErrors
+from engine.proxy.app import LlmProxy
+from engine.tokens import Shape, load_renderer
+from engine.train.tiny.tokenizer import CHAT_TEMPLATE
+
+XML = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "\n<tool_call>\n<function={{ c.function.name }}>\n{% for key, value in c.function.arguments.items() %}"
+    "<parameter={{ key }}>\n{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}"
+    "</function>\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Calls as Qwen3-Coder and Qwen3.5 write them."""
+SILENT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+"""No calls at all: of a model that has still to learn them."""
+SHAPE = Shape(name="terminal", arguments={"command": "ls {path}", "timeout": 3, "more": {"a": ["b"]}})
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-thinking", "template:qwen3"])
+@pytest.mark.parametrize("template", [CHATML, CHAT_TEMPLATE], ids=["plain", "tiny"])
+def test_calls_come_back(tmp_path: Path, name: str, template: str) -> None:
+    assert load_renderer(model_info(make_checkpoint(tmp_path, template), name)).misreads(SHAPE) == ""
+
+
+def test_a_template_without_calls_leaves_them_to_the_renderer(tmp_path: Path) -> None:
+    assert load_renderer(model_info(make_checkpoint(tmp_path, SILENT), "qwen3")).misreads(SHAPE) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "problem"),
+    [
+        ("qwen3", XML, "reads 0, as the checkpoint's chat template"),
+        ("template:qwen3", XML, "reads 0, as the renderer"),
+        ("template:glm", CHATML, "read as calls of"),
+        ("template:qwen3.5", XML, "arguments of `terminal` come back changed"),  # without a schema "5" is a number
+    ],
+)
+def test_a_parser_that_does_not_fit_is_told(tmp_path: Path, name: str, template: str, problem: str) -> None:
+    """vllm-mlx#55: calls in XML passed as text."""
+    assert problem in load_renderer(model_info(make_checkpoint(tmp_path, template), name)).misreads(SHAPE)
+
+
+async def test_nothing_starts_with_it(tmp_path: Path) -> None:
+    harness: Any = make_harness()
+    harness.demonstration = [{"text": "", "name": "terminal", "arguments": {"command": "ls"}}]
+    harness.demonstration.append({"text": "Done.", "name": None, "arguments": {}})
+    engine: Any = ScriptedEngine(encode=lambda text: [], script=[])
+    proxy = LlmProxy(**SETTINGS)
+    await proxy.start(model_info(make_checkpoint(tmp_path, XML)), engine)
+    with pytest.raises(ConfigErrors) as caught:
+        proxy.check({"own": harness})
+    (error,) = caught.value.errors
+    assert (error.key, error.value) == ("model.renderer", "qwen3")
+    for words in ("harness=own", "`terminal`", "the model's own family"):
+        assert words in str(error)
+    await proxy.stop()
+
+
+async def test_plain_text_has_no_calls_to_misread(tmp_path: Path) -> None:
+    assert load_renderer(model_info(make_checkpoint(tmp_path), "template")).misreads(SHAPE) == ""
