@@ -103,6 +103,17 @@ def _calls_can_be_read(config: Config) -> Iterator[ConfigError]:
             yield ConfigError(f"harnesses.{name}.native_tool_calling", True, problem, "set it to false")
 
 
+def _clients_wait_for_the_engine(config: Config) -> Iterator[ConfigError]:
+    """Nothing is sent while a turn is held back, and who gives up first asks again for what is still being sampled."""
+    engine = _at(config, "inference.request_timeout_s")
+    for name, harness in config["harnesses"].items():
+        client = _at(harness, "llm_timeout_s")
+        if engine is not None and client is not None and client <= engine:
+            problem = f"gives up no later than the engine (inference.request_timeout_s={engine}), and asks it twice"
+            way_out = f"set it to more than {engine}, or lower inference.request_timeout_s"
+            yield ConfigError(f"harnesses.{name}.llm_timeout_s", client, problem, way_out)
+
+
 def _patterns_can_be_read(config: Config) -> Iterator[ConfigError]:
     for name, harness in config["harnesses"].items():
         for key in ("volatile", "side_calls"):
@@ -194,6 +205,7 @@ RULES: tuple[Rule, ...] = (
     _budget_fits_context,
     _turn_fits_budget,
     _calls_can_be_read,
+    _clients_wait_for_the_engine,
     _patterns_can_be_read,
     _mini_batches_are_filled,
     _warm_start_has_tasks,

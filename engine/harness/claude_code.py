@@ -31,6 +31,8 @@ _STATIC = dict.fromkeys(_QUIET, "1") | {
     "MAX_THINKING_TOKENS": "0",
     "CLAUDE_CONFIG_DIR": commands.STATE,
 }
+_PATIENCE = ("API_TIMEOUT_MS", "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS", "CLAUDE_STREAM_IDLE_TIMEOUT_MS")
+"""How long a call may take, how long it may be silent before its first byte (330 s unless set), and within a stream."""
 
 
 class ClaudeCode(commands.Program):
@@ -99,7 +101,7 @@ class ClaudeCode(commands.Program):
         given |= {
             "ANTHROPIC_BASE_URL": endpoint.base_url,
             "ANTHROPIC_API_KEY" if self._bare else "ANTHROPIC_AUTH_TOKEN": endpoint.api_key,
-            "API_TIMEOUT_MS": str(self._llm_timeout_s * 1000),
+            **{name: str(self._llm_timeout_s * 1000) for name in _PATIENCE},
             "BASH_DEFAULT_TIMEOUT_MS": str(self._command_timeout_s * 1000),
             "BASH_MAX_TIMEOUT_MS": str(self._command_timeout_s * 1000),
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(self._max_context_tokens),

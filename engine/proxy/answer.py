@@ -7,12 +7,12 @@ while it was written, or by the connection that was reset afterwards.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -27,6 +27,8 @@ from engine.wire.protocol import EventStream, WireProtocol
 EVENTS = "text/event-stream"
 STREAM_PIECE = 64
 """Characters of text in one event of an answer that is whole."""
+LINGER_S = 5
+"""Seconds for a client to see that it was refused before it had sent all."""
 FLUSH_S = 5
 """Seconds for a client to read the last words of a stream that is broken off."""
 FAULT = Refusal("The proxy failed.", status=500, kind="server_error")
@@ -55,6 +57,22 @@ class Asked:
     def lose(self) -> None:
         if self.call.turn is not None:
             self.call.turn.broken = True
+
+
+class EarlyRefusal(Response):
+    """Answers a request whose body was not read to its end.
+
+    A connection that is closed while its client still writes is reset, and takes the answer with it: so what comes is
+    read, and dropped, until the client is done or has had time to see the answer."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 (ASGI's signature)
+        await _start(self, send)
+        await _write(send, bytes(self.body))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body"):
+                    pass
+        await _end(send)
 
 
 class WholeAnswer(Response):
@@ -107,7 +125,7 @@ class LiveAnswer(Response):
             await _write(send, stream.open())
             await self._follow(stream, send)
             if asked.watch.done() and not self._work.done():
-                asked.call.error = CLIENT_LEFT
+                asked.session.unanswered(asked.call, CLIENT_LEFT)
                 return
             completion = self._work.result()
             asked.word(completion)
@@ -117,7 +135,7 @@ class LiveAnswer(Response):
         except asyncio.CancelledError:
             if not self._work.cancelled():
                 raise
-            asked.call.error = TRIAL_ENDED
+            asked.session.unanswered(asked.call, TRIAL_ENDED)
             await self._break_off(stream, OVER, send)
         except Refusal as refusal:
             asked.session.refused(asked.call, refusal)
@@ -160,10 +178,10 @@ async def _end(send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def gone(request: Request) -> None:
-    """Returns when the client has gone away (or its answer is complete)."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def gone(connection: Connection) -> None:
+    """Returns when the client has gone away."""
+    connection.listen()
+    await connection.left.wait()
 
 
 async def cancel(task: "asyncio.Task[Any]") -> None:

@@ -23,6 +23,7 @@ from engine.proxy.answer import (
     OVER,
     TRIAL_ENDED,
     Asked,
+    EarlyRefusal,
     LiveAnswer,
     WholeAnswer,
     cancel,
@@ -36,8 +37,11 @@ from engine.proxy.turn import Call, ContextOverflow
 from engine.wire.messages import ChatRequest, Refusal, Usage
 from engine.wire.protocol import CountingProtocol, Opening, WireProtocol
 
-CLIENT_GONE = 499
-"""Status for the log alone: there is nobody to read it."""
+GONE = Refusal(CLIENT_LEFT, status=499)
+"""For a client that has only ended its own side, and reads on."""
+
+SHOWN = 200
+"""Characters of a path that a refusal repeats."""
 
 _Handler = Callable[[Request], Awaitable[Response]]
 
@@ -52,7 +56,11 @@ def build_app(max_body: int) -> Starlette:
         Route(trial + MODELS + "/{model:path}", _models, methods=["GET"]),
         Route(trial + HELLO, _hello, methods=["GET"]),
     ]
-    return Starlette(routes=[*answered, *counted, *rest], exception_handlers={HTTPException: _http_error})
+    app = Starlette(
+        routes=[*answered, *counted, *rest], exception_handlers={HTTPException: _http_error, Exception: _faulted}
+    )
+    app.router.redirect_slashes = False
+    return app
 
 
 def _authorise(session: TrialSession, request: Request) -> None:
@@ -83,9 +91,9 @@ def _answers(protocol: WireProtocol, max_body: int) -> _Handler:
             _authorise(request.state.session, request)
             body = await _read(request, max_body)
         except Refusal as refusal:
-            return _refuse(protocol, refusal)
+            return _refuse_early(protocol, refusal)
         except ClientDisconnect:
-            return Response(status_code=CLIENT_GONE)
+            return _refuse(protocol, GONE)
         return await _answer(protocol, request, body)
 
     return answer
@@ -96,7 +104,7 @@ async def _answer(protocol: WireProtocol, request: Request, body: bytes) -> Resp
     connection: Connection = request.state.connection
     connection.on_broken = None  # A new request: the answer before it was read.
     call = session.begin(protocol.name, body)
-    watch = asyncio.create_task(gone(request))
+    watch = asyncio.create_task(gone(connection))
     asked = Asked(protocol=protocol, session=session, call=call, connection=connection, watch=watch)
     answer: Response | None = None
     parsed: ChatRequest | None = None
@@ -118,7 +126,7 @@ async def _answer(protocol: WireProtocol, request: Request, body: bytes) -> Resp
     finally:
         if answer is None:
             await cancel(watch)
-    return answer or _unanswered(protocol, call, client_gone=watch.done() and not watch.cancelled())
+    return answer or _unanswered(protocol, session, call, client_gone=watch.done() and not watch.cancelled())
 
 
 async def _begun(asked: Asked, request: ChatRequest) -> Response | None:
@@ -139,11 +147,11 @@ async def _begun(asked: Asked, request: ChatRequest) -> Response | None:
     return None if work.cancelled() else WholeAnswer(asked, work.result(), request)
 
 
-def _unanswered(protocol: WireProtocol, call: Call, *, client_gone: bool) -> Response:
+def _unanswered(protocol: WireProtocol, session: TrialSession, call: Call, *, client_gone: bool) -> Response:
     if client_gone:
-        call.error = CLIENT_LEFT
-        return Response(status_code=CLIENT_GONE)
-    call.error = TRIAL_ENDED
+        session.unanswered(call, CLIENT_LEFT)
+        return _refuse(protocol, GONE)
+    session.unanswered(call, TRIAL_ENDED)
     return _refuse(protocol, OVER)
 
 
@@ -154,13 +162,17 @@ def _counts(protocol: CountingProtocol, max_body: int) -> _Handler:
         session: TrialSession = request.state.session
         try:
             _authorise(session, request)
-            parsed = protocol.parse_count(await _read(request, max_body))
+            body = await _read(request, max_body)
+        except Refusal as refusal:
+            return _refuse_early(protocol, refusal)
+        except ClientDisconnect:
+            return _refuse(protocol, GONE)
+        try:
+            parsed = protocol.parse_count(body)
             session.check_open()
             return _json(protocol.count(await session.turns.count(parsed)))
         except Refusal as refusal:
             return _refuse(protocol, refusal)
-        except ClientDisconnect:
-            return Response(status_code=CLIENT_GONE)
         except Exception as fault:
             session.note(fault)
             return _refuse(protocol, FAULT)
@@ -173,7 +185,7 @@ def _counts(protocol: CountingProtocol, max_body: int) -> _Handler:
 
 async def _models(request: Request) -> Response:
     session: TrialSession = request.state.session
-    protocol = protocol_of(request.url.path, request.headers)
+    protocol = protocol_of(request.scope["path"], request.headers)
     name = session.endpoint.model
     try:
         _authorise(session, request)
@@ -195,14 +207,30 @@ async def _hello(request: Request) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    what = "Unknown request URL" if status == 404 else "Not allowed"
-    refusal = Refusal(f"{what}: {request.method} {request.url.path}.", status=status)
-    return _refuse(protocol_of(request.url.path, request.headers), refusal)
+    """A path or a method that does not exist. The path alone: it takes more to make a URL, and that can fail."""
+    path: str = request.scope["path"]
+    refused = error if isinstance(error, HTTPException) else HTTPException(404)
+    what = "Unknown request URL" if refused.status_code == 404 else "Not allowed"
+    refusal = Refusal(f"{what}: {request.method} {path[:SHOWN]}.", status=refused.status_code)
+    response = _refuse_early(protocol_of(path, request.headers), refusal)
+    response.headers.update(refused.headers or {})
+    return response
+
+
+async def _faulted(request: Request, error: Exception) -> Response:
+    """What no handler foresaw ends the run, as any other fault of the engine's own."""
+    session: TrialSession = request.state.session
+    session.note(error)
+    return _refuse(protocol_of(request.scope["path"], request.headers), FAULT)
 
 
 def _refuse(protocol: WireProtocol, refusal: Refusal) -> Response:
     return _json(protocol.error(refusal), refusal.status)
+
+
+def _refuse_early(protocol: WireProtocol, refusal: Refusal) -> Response:
+    body = orjson.dumps(protocol.error(refusal))
+    return EarlyRefusal(body, status_code=refusal.status, media_type="application/json")
 
 
 def _refuse_in_stream(protocol: WireProtocol, refusal: Refusal, asked: ChatRequest, call: Call) -> Response:

@@ -28,7 +28,10 @@ from engine.wire.messages import ChatRequest, Completion, Refusal
 Captured = tuple[tuple[Exchange, ...], tuple[Segment, ...], Termination | None]
 
 REFUSED_BODY = 1 << 16
-"""Characters kept of a request that was refused: an agent that floods the proxy must not fill the trainer's memory."""
+"""Characters kept of a request that was not answered: an agent that floods the proxy must not fill the trainer's
+memory."""
+REFUSED_BODIES = 1 << 24
+"""Of all of them together."""
 
 
 class TrialSession:
@@ -47,6 +50,7 @@ class TrialSession:
         self._calls: list[Call] = []
         self._work: set[asyncio.Task[Completion]] = set()
         self._fault: Exception | None = None
+        self._room = REFUSED_BODIES
         self._closing: asyncio.Task[Captured] | None = None
 
     async def serve(self, listener: socket.socket) -> None:
@@ -94,12 +98,17 @@ class TrialSession:
             raise Refusal("This trial is over.", status=503, kind="server_error")
 
     def refused(self, call: Call, refusal: Refusal) -> None:
-        call.error = refusal.message
-        call.request = call.request[:REFUSED_BODY]
+        self.unanswered(call, refusal.message)
 
     def failed(self, call: Call, fault: Exception) -> None:
-        call.error = f"{type(fault).__name__}: {fault}"
+        self.unanswered(call, f"{type(fault).__name__}: {fault}")
         self.note(fault)
+
+    def unanswered(self, call: Call, reason: str) -> None:
+        """Nothing comes of a call: it is remembered, its body as far as there is room."""
+        call.error = reason
+        call.request = call.request[: min(REFUSED_BODY, self._room)]
+        self._room -= len(call.request)
 
     def note(self, fault: Exception) -> None:
         """A fault of the engine's own: remembered, raised by `close`."""

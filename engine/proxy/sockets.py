@@ -3,12 +3,20 @@
 Each trial hands in a listening socket of its own (inside its sandbox's network), served by uvicorn's protocol class
 with one shared configuration and one application; the socket decides which session a request belongs to. Invariant:
 after `close` nothing of a socket is left: no listener, connection or task.
+
+All trials share this process's memory and descriptors, and an agent can write to its socket whatever it likes. So a
+request's head is bounded (400 beyond it), and so are the connections of one socket: the one that has rested longest
+makes room for a new one.
+
+A client that ends its side counts as gone: it cannot be told from one that was killed, and an engine that samples for
+nobody keeps others waiting. The connection stays open for the refusal, or the answer that needs no engine, in case that
+the client reads on.
 """
 
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
@@ -16,6 +24,12 @@ from uvicorn.server import ServerState
 
 KEEP_ALIVE_S = 3600
 """Longer than any client keeps an idle connection: a server that closes first races with the client's next request."""
+MAX_HEAD = 1 << 20
+"""Bytes of a request before its body; more than is read at once."""
+MAX_AHEAD = 64
+"""Requests that a client may send before the answer to the one in hand; no harness sends any."""
+MAX_CONNECTIONS = 128
+"""Of one socket; a harness with ten sub-agents needs a dozen."""
 
 
 @dataclass(eq=False)
@@ -26,6 +40,10 @@ class Connection:
     """Called when it ends by a reset, not by the client's orderly close."""
     break_off: Callable[[], None] = lambda: None
     """Ends it once what was written is sent; a response that has no end yet never gets one."""
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """The client has gone away."""
+    listen: Callable[[], None] = lambda: None
+    """Goes on reading after a large body, so that it is heard when the client leaves."""
 
 
 class SocketServer:
@@ -38,7 +56,7 @@ class SocketServer:
             lifespan="off",
             ws="none",
             log_config=None,
-            log_level="error",  # what a client sends wrong is answered, not logged
+            log_level="critical",  # what a client sends wrong, or does not wait for, is answered or noted, not logged
             access_log=False,
             proxy_headers=False,
             server_header=False,
@@ -62,6 +80,7 @@ class SocketServer:
             own = state | {"connection": connection}
             protocol: Any = self._protocol(config=self._config, server_state=shared, app_state=own, _loop=loop)
             connection.break_off = lambda: protocol.transport.close()
+            connection.listen = lambda: protocol.flow.resume_reading()
             made: asyncio.Protocol = protocol
             return made
 
@@ -88,12 +107,50 @@ class ServedSocket:
 
 
 def _watched(base: Any) -> Any:
-    """uvicorn's protocol class, telling the handler when a connection was reset."""
+    """uvicorn's protocol class within bounds, telling the handler how its connection ended."""
 
     class WatchedProtocol(base):  # type: ignore[misc]
+        head = 0
+        """Bytes of a request that has not begun yet."""
+        rested = 0.0
+        """When the client sent something last."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self.rested = self.loop.time()
+            held = [other for other in self.connections if not other.transport.is_closing()]
+            if len(held) > MAX_CONNECTIONS:
+                resting = [other for other in held if other is not self and not other.in_hand]
+                min(resting, key=lambda other: other.rested, default=self).transport.abort()
+
+        @property
+        def in_hand(self) -> bool:
+            """Whether a request is arriving or being answered."""
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def data_received(self, data: bytes) -> None:
+            before = self.cycle
+            arriving = before is not None and before.more_body
+            self.rested = self.loop.time()
+            super().data_received(data)
+            self.head = 0 if arriving or self.cycle is not before else self.head + len(data)
+            if len(getattr(self, "pipeline", ())) > MAX_AHEAD:
+                self.transport.abort()
+            elif self.head > MAX_HEAD and not self.transport.is_closing():
+                self.send_400_response("The head of the request is too large.")
+
+        def eof_received(self) -> bool:
+            """Whether the connection stays open, for the answer to a request that has wholly arrived."""
+            self.app_state["connection"].left.set()
+            if not self.in_hand or self.cycle.more_body or self.cycle.response_started:
+                return False
+            self.cycle.keep_alive = False
+            return True
+
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             connection: Connection = self.app_state["connection"]
+            connection.left.set()
             if exc is not None and connection.on_broken is not None:
                 connection.on_broken()
 

@@ -36,6 +36,13 @@ CASES = {
             "set it to at least 3"
         ],
     ),
+    "clients that give up first": (
+        {"inference": {"request_timeout_s": 600}, "harnesses": {"a": {"llm_timeout_s": 600}, "b": {}}},
+        [
+            "harnesses.a.llm_timeout_s=600: gives up no later than the engine (inference.request_timeout_s=600), and "
+            "asks it twice; set it to more than 600, or lower inference.request_timeout_s"
+        ],
+    ),
     "partial rollouts": (
         {"schedule.partial_rollouts": True},
         [

@@ -1,13 +1,13 @@
 """Bodies that are wrong anywhere: a request or a Refusal, nothing else, in both OpenAI protocols."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from wire_pieces import changed, places
 
 from engine.wire.messages import ChatRequest, Refusal
 from engine.wire.openai_chat import OPENAI_CHAT
@@ -67,26 +67,6 @@ RESPONSES = {
 }
 CASES = [(OPENAI_CHAT, CHAT), (OPENAI_RESPONSES, RESPONSES)]
 BOTH = pytest.mark.parametrize(("protocol", "body"), CASES, ids=[protocol.name for protocol, _ in CASES])
-
-Place = tuple[str | int, ...]
-
-
-def places(value: Any, at: Place = ()) -> Iterator[Place]:
-    """Every place in a body."""
-    if at:
-        yield at
-    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in members:
-        yield from places(inner, (*at, key))
-
-
-def changed(body: Any, place: Place, value: Any) -> Any:
-    if not place:
-        return value
-    key, rest = place[0], place[1:]
-    if isinstance(body, dict):
-        return body | {key: changed(body[key], rest, value)}
-    return [changed(inner, rest, value) if index == key else inner for index, inner in enumerate(body)]
 
 
 def parsed(protocol: WireProtocol, raw: bytes) -> ChatRequest | None:
