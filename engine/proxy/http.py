@@ -103,6 +103,7 @@ async def _answer(protocol: WireProtocol, request: Request, body: bytes) -> Resp
     session: TrialSession = request.state.session
     connection: Connection = request.state.connection
     connection.on_broken = None  # A new request: the answer before it was read.
+    await session.supersede()
     call = session.begin(protocol.name, body)
     watch = asyncio.create_task(gone(connection))
     asked = Asked(protocol=protocol, session=session, call=call, connection=connection, watch=watch)
@@ -126,13 +127,13 @@ async def _answer(protocol: WireProtocol, request: Request, body: bytes) -> Resp
     finally:
         if answer is None:
             await cancel(watch)
-    return answer or _unanswered(protocol, session, call, client_gone=watch.done() and not watch.cancelled())
+    return answer or _unanswered(protocol, session, call, client_gone=connection.left.is_set())
 
 
 async def _begun(asked: Asked, request: ChatRequest) -> Response | None:
     """The answer, whole or begun; None where none will come."""
     live = Live()
-    work = asked.session.work(request, asked.call, live if request.stream else None)
+    work = asked.session.work(request, asked.call, live if request.stream else None, asked.connection)
     live.wake_when_done(work)
     live.wake_when_done(asked.watch)
     handed_over = False

@@ -21,7 +21,7 @@ from engine.core.errors import AlignmentError
 from engine.core.records import Endpoint, Exchange, ExchangeKind, Generation, Segment, Termination
 from engine.proxy.live import Live
 from engine.proxy.segments import routed_start, segments
-from engine.proxy.sockets import ServedSocket, SocketServer
+from engine.proxy.sockets import Connection, ServedSocket, SocketServer
 from engine.proxy.turn import Call, Turns
 from engine.wire.messages import ChatRequest, Completion, Refusal
 
@@ -48,7 +48,7 @@ class TrialSession:
         self._server = server
         self._sockets: list[ServedSocket] = []
         self._calls: list[Call] = []
-        self._work: set[asyncio.Task[Completion]] = set()
+        self._work: dict[asyncio.Task[Completion], Connection] = {}
         self._fault: Exception | None = None
         self._room = REFUSED_BODIES
         self._closing: asyncio.Task[Captured] | None = None
@@ -84,13 +84,28 @@ class TrialSession:
         self._calls.append(call)
         return call
 
-    def work(self, request: ChatRequest, call: Call, live: Live | None) -> "asyncio.Task[Completion]":
+    def work(
+        self, request: ChatRequest, call: Call, live: Live | None, connection: Connection
+    ) -> "asyncio.Task[Completion]":
         """Answer a request in a task that `close` can cancel. Raises Refusal when the trial is over."""
         self.check_open()
         task = asyncio.create_task(self.turns.answer(request, call, live))
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+        self._work[task] = connection
+        task.add_done_callback(self._work.pop)
         return task
+
+    async def supersede(self) -> None:
+        """End the calls whose clients have gone away, ahead of a new request.
+
+        A client that gives up closes its connection and asks again; the request may be heard of before the end. Then
+        the call that nobody waits for must not hold the place, the turn or the engine of the one that replaces it. An
+        equal request beside a connection that still stands is another one (a sub-agent's, a resample): both are
+        answered."""
+        for task, connection in list(self._work.items()):
+            if connection.ended():
+                connection.left.set()
+                task.cancel()
+                await asyncio.wait({task})
 
     def check_open(self) -> None:
         """Raises Refusal when the trial is over."""

@@ -14,6 +14,7 @@ the client reads on.
 """
 
 import asyncio
+import select
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ class Connection:
     """Ends it once what was written is sent; a response that has no end yet never gets one."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """The client has gone away."""
+    ended: Callable[[], bool] = lambda: False
+    """Whether the client has gone away, even if the loop has not heard of it yet."""
     listen: Callable[[], None] = lambda: None
     """Goes on reading after a large body, so that it is heard when the client leaves."""
 
@@ -80,11 +83,22 @@ class SocketServer:
             own = state | {"connection": connection}
             protocol: Any = self._protocol(config=self._config, server_state=shared, app_state=own, _loop=loop)
             connection.break_off = lambda: protocol.transport.close()
+            connection.ended = lambda: _ended(protocol.transport)
             connection.listen = lambda: protocol.flow.resume_reading()
             made: asyncio.Protocol = protocol
             return made
 
         return ServedSocket(await loop.create_server(connect, sock=listener), shared)
+
+
+def _ended(transport: asyncio.Transport) -> bool:
+    """Asked of the kernel: a connection may have ended since the loop was told of its sockets."""
+    descriptor = transport.get_extra_info("socket").fileno()
+    if descriptor < 0:
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 class ServedSocket:
