@@ -67,6 +67,13 @@ def test_the_key_stands_in_the_environment_alone(harness: Any, task: Task) -> No
     assert launch.warm is None
 
 
+def test_claude_code_waits_as_long_as_it_is_told(task: Task) -> None:
+    """One of its timeouts alone leaves it its own 330 s for the first byte, and a turn that is held back has none."""
+    variables = make("claude_code", llm_timeout_s=77).launch(task, ENDPOINT).environment
+    names = ("API_TIMEOUT_MS", "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS", "CLAUDE_STREAM_IDLE_TIMEOUT_MS")
+    assert [variables[name] for name in names] == ["77000"] * 3
+
+
 def test_the_instruction_is_the_standard_input_however_long(harness: Any, task: Task) -> None:
     long = "x" * 200_000
     launch = harness.launch(replace(task, instruction=long), ENDPOINT)
