@@ -135,7 +135,7 @@ class LiveAnswer(Response):
         except asyncio.CancelledError:
             if not self._work.cancelled():
                 raise
-            asked.session.unanswered(asked.call, CLIENT_LEFT if asked.connection.left.is_set() else TRIAL_ENDED)
+            asked.session.unanswered(asked.call, TRIAL_ENDED if asked.session.closing else CLIENT_LEFT)
             await self._break_off(stream, OVER, send)
         except Refusal as refusal:
             asked.session.refused(asked.call, refusal)

@@ -127,7 +127,7 @@ async def _answer(protocol: WireProtocol, request: Request, body: bytes) -> Resp
     finally:
         if answer is None:
             await cancel(watch)
-    return answer or _unanswered(protocol, session, call, client_gone=connection.left.is_set())
+    return answer or _unanswered(protocol, session, call, client_gone=not session.closing)
 
 
 async def _begun(asked: Asked, request: ChatRequest) -> Response | None:

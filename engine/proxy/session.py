@@ -107,6 +107,10 @@ class TrialSession:
                 task.cancel()
                 await asyncio.wait({task})
 
+    @property
+    def closing(self) -> bool:
+        return self._closing is not None
+
     def check_open(self) -> None:
         """Raises Refusal when the trial is over."""
         if self._closing is not None:
