@@ -10,7 +10,7 @@ from engine.core.errors import ConfigError
 from engine.tokens.backed import BackedRenderer
 from engine.tokens.tokenizer import CheckpointTokenizer
 
-_FOLLOWED = ("qwen3", "qwen3.5", "qwen3.6")
+_FOLLOWED = ("qwen3", "qwen3.5", "qwen3.6", "qwen3.8")
 """Families whose marks are tokens of their own and whose text precedes the calls: what `engine.tokens.follow` reads."""
 
 
