@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from proxy_pieces import MODEL, TERMINAL, call_text, make_checkpoint, model_info, served, tagged_call
+from proxy_pieces import CHATML, MODEL, TAGGED, TERMINAL, call_text, make_checkpoint, model_info, served, tagged_call
 
 from engine.core.records import Segment
 from engine.tokens import load_renderer
@@ -18,9 +18,15 @@ RESULT = "x.py"
 FAMILIES = ["qwen3", "qwen3-thinking", "qwen3.5", "qwen3.5-thinking", "qwen3.8-thinking"]
 
 
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+def checkpoint(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    template = TAGGED if family.startswith("qwen3.") else CHATML
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), template)
 
 
 History = list[dict[str, Any]]
@@ -134,7 +140,6 @@ async def converse(checkpoint: Path, client: Client, family: str, keeps: bool) -
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["thinking-kept", "thinking-dropped"])
 @pytest.mark.parametrize("name", CLIENTS)
-@pytest.mark.parametrize("family", FAMILIES)
 async def test_thinking_and_damaged_calls_leave_one_segment(
     checkpoint: Path, family: str, name: str, keeps: bool
 ) -> None:
@@ -144,10 +149,10 @@ async def test_thinking_and_damaged_calls_leave_one_segment(
     assert [text.count(f"hm {number}\n") for number in range(6)] == [1] * 6, "in the stream each thought stands once"
 
 
-@pytest.mark.parametrize("family", ["qwen3.5-thinking", "qwen3.6-thinking"])
-def test_the_template_itself_would_drop_the_thinking(checkpoint: Path, family: str) -> None:
+@pytest.mark.parametrize("thinking", ["qwen3.5-thinking", "qwen3.6-thinking"])
+def test_the_template_itself_would_drop_the_thinking(tmp_path: Path, thinking: str) -> None:
     """What makes the test above one: rendered anew, the history before a user's message has no thoughts."""
-    renderer: Any = load_renderer(model_info(checkpoint, family))
+    renderer: Any = load_renderer(model_info(make_checkpoint(tmp_path, TAGGED), thinking))
     history = [
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": "Is it this one?", "reasoning_content": "hm"},
@@ -157,7 +162,6 @@ def test_the_template_itself_would_drop_the_thinking(checkpoint: Path, family: s
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-@pytest.mark.parametrize("family", FAMILIES)
 async def test_a_damaged_call_reaches_the_client_as_one(checkpoint: Path, family: str, name: str) -> None:
     """Its name is told, its arguments are no others than those that were written, and the turn ends in a call."""
     client = CLIENTS[name]

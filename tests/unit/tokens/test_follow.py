@@ -57,8 +57,8 @@ NAMES = ["qwen3", "qwen3-thinking", "qwen3.5", "qwen3.5-thinking", "template"]
 
 
 @pytest.fixture(scope="module")
-def reader(checkpoint: Path) -> Any:
-    return cache(lambda name: Reader(checkpoint, name))
+def reader(checkpoint: Path, tagged_checkpoint: Path) -> Any:
+    return cache(lambda name: Reader(tagged_checkpoint if name.startswith("qwen3.") else checkpoint, name))
 
 
 FORMS = [
