@@ -15,14 +15,13 @@ import os
 import socket
 import statistics
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
-from proxy_client import Connection, Endpoint, load, peak_mb, post, threads_s, tree_s
+from proxy_client import Connection, Endpoint, load, post, threads_s, tree_s
 from proxy_texts import SYSTEM, TOOL, Talk, Texts, checkpoint
 
 HERE = Path(__file__).parent
@@ -30,8 +29,6 @@ WIDTHS = (1, 32, 512)
 PARTS = ("requests", "conversation", "bodies", "memory")
 ANSWER_TOKENS = 64
 """One event each; with opening, last delta, usage and `[DONE]` a stream has 68."""
-PACE_S = 0.002
-"""Between two events of a stream at concurrency 1 to 32; a wider engine's steps are longer in proportion."""
 TURNS, TURN_TOKENS = 100, 1000
 
 
@@ -107,8 +104,7 @@ async def requests(
     running: Running, texts: Texts, *, count: int, streamed: bool, width: int
 ) -> tuple[float, float, int]:
     """(CPU ms a request, median ms to the first byte, events of a stream)."""
-    pace = PACE_S * max(1.0, width / 32) if streamed else 0.0
-    await post(running.engine, "/script", {"turns": [texts.answer(ANSWER_TOKENS)], "pace_s": pace})
+    await post(running.engine, "/script", {"turns": [texts.answer(ANSWER_TOKENS)]})
     body: dict[str, Any] = {
         "messages": [SYSTEM, {"role": "user", "content": "Mend the parser. " * 20}],
         "tools": [TOOL],

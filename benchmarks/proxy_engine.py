@@ -12,7 +12,6 @@ import asyncio
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httptools
@@ -28,8 +27,6 @@ class Script:
 
     turns: list[Mapping[str, Any]] = field(default_factory=lambda: [{"ids": [0], "text": "", "calls": []}])
     """`ids` as sampled, stop token included; `text`, `reasoning` and `calls` as vLLM's own parsers would read them."""
-    pace_s: float = 0.0
-    """Seconds from one event of a stream to the next."""
     per_event: int = 1
     """Tokens."""
     tokenizer: str = ""
@@ -216,8 +213,7 @@ class Connection(asyncio.Protocol):
         write = self._transport.write
         write(HEAD % b"text/event-stream" + b"transfer-encoding: chunked\r\n\r\n")
         for event in events:
-            if self._engine.script.pace_s:
-                await asyncio.sleep(self._engine.script.pace_s)
+            await asyncio.sleep(0)  # each event is a write of its own, as from an engine that steps
             write(_chunk(b"data: %s\n\n" % orjson.dumps(event)))
         write(_chunk(b"data: [DONE]\n\n") + END)
 
