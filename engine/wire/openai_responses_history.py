@@ -2,9 +2,10 @@
 
 Invariant: the items of one answer, in whatever order they were streamed, are one assistant message again. Adjacent
 items of the assistant belong together until a tool's output, another's message, or, after a message that made no call,
-the beginning of another turn; items that bear the ids of two answers do not (a client keeps the items that it got of an
-answer whose stream broke, and the answer to its next request follows them). Refused by name: items that the model cannot read (images, files, built-in and custom
-tools' calls, references to stored items, reasoning that was encrypted elsewhere).
+the beginning of another turn; items that bear the ids of two answers never do (a client keeps the items that it got of
+an answer whose stream broke, and those of the next answer follow them). Refused by name: items that the model cannot
+read (images, files, built-in and custom tools' calls, references to stored items, reasoning that was encrypted
+elsewhere).
 """
 
 import re
