@@ -171,7 +171,8 @@ async def converse(running: Running, talk: Talk, script: Mapping[str, Any]) -> C
 async def show_requests(texts: Texts, options: argparse.Namespace) -> None:
     print(f"\n{'':<24}{'':>6}{'CPU ms a request':>20}{'first byte, ms':>18}{'beyond the engine':>20}")
     print(
-        f"{'proxy':<24}{'at once':>6}{'plain':>11}{'streamed':>9}{'plain':>9}{'streamed':>9}{'plain':>11}{'streamed':>9}"
+        f"{'proxy':<24}{'at once':>6}{'plain':>11}{'streamed':>9}"
+        f"{'plain':>9}{'streamed':>9}{'plain':>11}{'streamed':>9}"
     )
     base: dict[tuple[int, bool], float] = {}
     for name, start in (("(engine alone)", directly), ("lego-rl", lambda: ours(sessions=max(WIDTHS)))):
