@@ -7,6 +7,7 @@ hold per trial; the model's own context bounds them.
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from weakref import WeakSet
 
 from engine.core.contracts import Harness, Inference
@@ -16,6 +17,7 @@ from engine.proxy.conversation import Conversation
 from engine.proxy.http import build_app
 from engine.proxy.session import TrialSession
 from engine.proxy.sockets import SocketServer
+from engine.proxy.spill import Spill
 from engine.proxy.turn import Limits, Turns
 from engine.tokens import Renderer, Shape, load_renderer
 
@@ -73,8 +75,8 @@ class LlmProxy:
         if errors:
             raise ConfigErrors(errors)
 
-    def open(self, trial: Trial, harness: Harness, port: int) -> TrialSession:
-        """A session for one trial; it serves nothing until it is given a socket."""
+    def open(self, trial: Trial, harness: Harness, port: int, folder: Path | None = None) -> TrialSession:
+        """A session for one trial; it serves nothing until it is given a socket. `folder` holds its routed experts."""
         started = self._running()
         limits = Limits(
             max_turns=harness.max_turns,
@@ -93,6 +95,7 @@ class LlmProxy:
             conversation=Conversation(harness.client.volatile),
             hold_back=harness.client.hold_back,
             side_calls=harness.client.side_calls,
+            spill=Spill(folder),
         )
         session = TrialSession(turns, started.server, port)
         started.sessions.add(session)

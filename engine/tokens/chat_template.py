@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.tokens.agreement import chat_template
 from engine.tokens.probe import Write
 from engine.tokens.renderer import Tools
 from engine.tokens.tokenizer import CheckpointTokenizer
@@ -14,7 +15,7 @@ from engine.tokens.tokenizer import CheckpointTokenizer
 
 def template_writer(tokenizer: CheckpointTokenizer, thinking: bool) -> Write | None:
     """Messages to ids by the checkpoint's template; None where it has none that can be read."""
-    source = tokenizer.chat_template
+    source = chat_template(tokenizer)
     if source is None:
         return None
     from jinja2 import TemplateError

@@ -57,16 +57,6 @@ class CheckpointTokenizer:
         return name if isinstance(name, str) else None
 
     @cached_property
-    def chat_template(self) -> str | None:
-        """The one that shows tools, where a checkpoint has several."""
-        file = self._folder / "chat_template.jinja"
-        found = file.read_text() if file.is_file() else self.settings.get("chat_template")
-        if isinstance(found, list):
-            by_name = {one["name"]: one["template"] for one in found}
-            found = by_name.get("tool_use", by_name.get("default"))
-        return found if isinstance(found, str) else None
-
-    @cached_property
     def special_texts(self) -> tuple[str, ...]:
         """Texts of the control tokens, which no reader of a message should see."""
         added = self.backend.get_added_tokens_decoder().values()
