@@ -23,6 +23,7 @@ from engine.proxy.meaning import (
     says_nothing,
     without_volatile,
 )
+from engine.proxy.spill import Rows
 from engine.wire.messages import ChatRequest, Message
 
 SEEN = 8
@@ -72,6 +73,9 @@ class Turn:
     """Length of the whole prompt."""
     after: Place = field(default_factory=Place)
     generation: Generation | None = None
+    """Without its routed experts, which lie on disk."""
+    routed: Rows | None = None
+    """Where; None for dense models."""
     reply: Message | None = None
     damaged: frozenset[str] = frozenset()
     """Ids of tool calls that no harness can echo as they were."""

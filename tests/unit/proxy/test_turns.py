@@ -45,7 +45,7 @@ class Client:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        return segments(self.turns.conversation)
+        return segments(self.turns.conversation, self.turns.spill)
 
     @property
     def texts(self) -> list[str]:
