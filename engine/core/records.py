@@ -247,7 +247,7 @@ class Exchange:
     """policy: trained; side: recorded only; discarded: a lost turn that was replaced by a retry."""
     protocol: str
     """Wire protocol: `openai_chat`, `openai_responses`, `anthropic`."""
-    request: TextAsNeeded = TextAsNeeded()  # noqa: RUF009 (a descriptor; the field has no default)
+    request: TextAsNeeded = TextAsNeeded()
     """str: the request body as it came (JSON text)."""
     response: str
     """The response body that was sent (JSON text); empty when it failed."""

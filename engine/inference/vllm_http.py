@@ -29,8 +29,8 @@ from engine.core.records import Generation, ModelInfo
 from engine.core.temporary import temporary_folder
 from engine.inference.answers import check_status, generation, prompt_logprobs, reason
 from engine.inference.gate import Gate
-from engine.inference.probe import WeightProbe
 from engine.inference.http_client import HttpClient
+from engine.inference.probe import WeightProbe
 from engine.inference.process import ServerProcess, port_taken
 from engine.inference.token_stream import StreamedAnswer
 from engine.inference.vllm_faults import interpreter_fault, way_out
