@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from atif_pieces import ABOUT, check, check_tokens
+from atif_pieces import row as stored
 from calc_task import write_calc
 from command_pieces import CASES, DONE, SLOW, Case, make
 from harness_pieces import make_runtime, options, task_image
@@ -21,6 +23,7 @@ from tokenizers import Tokenizer
 from engine.core.contracts import Harness
 from engine.core.records import Scored, Task, Termination, Trial, TrialKey
 from engine.inference.scripted import ScriptedEngine
+from engine.observe.atif.document import documents
 from engine.proxy.app import LlmProxy
 from engine.run.demonstrations import row, script
 from engine.run.trial import Workshop, run_trial
@@ -213,6 +216,15 @@ async def test_a_sub_agent_is_a_segment_of_its_own_and_trained(
         len(script_ids(model, [said[index] for index in indices])) for indices in ((1, 2), (0, 3, 4))
     ]
     _each_token_once(scored, said, model)
+    (told,) = _exported(scored)
+    (inner,) = told["subagent_trajectories"]
+    (asked,) = [one for step in told["steps"] for one in step.get("observation", {}).get("results", ()) if len(one) > 2]
+    assert asked["subagent_trajectory_ref"][0]["trajectory_id"] == inner["trajectory_id"]
+    assert inner["extra"] == {"kind": "sub_agent"}
+    assert (
+        asked["source_call_id"]
+        == next(step["tool_calls"] for step in told["steps"] if "metrics" in step)[0]["tool_call_id"]
+    )
 
 
 @pytest.mark.slow
@@ -233,6 +245,18 @@ async def test_one_compaction_makes_three_segments_all_trained(
     scored = await _trial(harness, said, model, runtime, tmp_path)
     assert len(scored.trajectory.segments) == 3
     _each_token_once(scored, said, model)
+    before_it, after_it = _exported(scored)
+    assert before_it["continued_trajectory_ref"] == f"{after_it['trajectory_id']}.json"
+    assert [inner["extra"] for inner in before_it["subagent_trajectories"]] == [{"kind": "summary"}]
+
+
+def _exported(scored: Scored) -> list[dict[str, Any]]:
+    """As Harbor takes it, with all that was captured."""
+    files = documents(stored(scored), ABOUT)
+    for document in files.values():
+        check(document)
+    check_tokens(scored.trajectory.exchanges, files)
+    return list(files.values())
 
 
 def _targets(scored: Scored) -> list[list[int]]:

@@ -103,7 +103,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         ("job=report job.runs=a", "job.runs='a': wrong type, a string; give a list: "),
         ("job=report job.runs=[none]", "job.runs='none': there is no such folder; name a run's folder (the last"),
         ("job=report job.runs=[docs]", "job.runs='docs': this folder holds no run (neither state.json nor a run's"),
-        ("job=rep", "job='rep': unknown option; did you mean reap? allowed: prepare, reap, report, sft, show, train"),
+        ("job=rep", "job='rep': unknown option; did you mean reap? allowed: export, prepare, reap, report, sft,"),
         ("schedule.stepz.x=2", "schedule.stepz.x=2: unknown key; allowed: epochs, steps, "),
         ("inference.python=/bin/false", "inference.python='/bin/false': is no Python interpreter (exit code 1); name "),
         ("-m seed=1,-2", "seed=-2: out of range; give an integer ≥ 0 and ≤ 2147483647: "),
