@@ -24,6 +24,7 @@ from engine.core.contracts import Harness
 from engine.core.records import Scored, Task, Termination, Trial, TrialKey
 from engine.inference.scripted import ScriptedEngine
 from engine.observe.atif.document import documents
+from engine.observe.trials import trial_metrics
 from engine.proxy.app import LlmProxy
 from engine.run.demonstrations import row, script
 from engine.run.trial import Workshop, run_trial
@@ -217,6 +218,7 @@ async def test_a_sub_agent_is_a_segment_of_its_own_and_trained(
     ]
     _each_token_once(scored, said, model)
     (told,) = _exported(scored)
+    assert [trial_metrics([scored])[f"trials/{name}"] for name in ("compactions", "sub_agents")] == [0, 1]
     (inner,) = told["subagent_trajectories"]
     (asked,) = [one for step in told["steps"] for one in step.get("observation", {}).get("results", ()) if len(one) > 2]
     assert asked["subagent_trajectory_ref"][0]["trajectory_id"] == inner["trajectory_id"]
@@ -246,6 +248,7 @@ async def test_one_compaction_makes_three_segments_all_trained(
     assert len(scored.trajectory.segments) == 3
     _each_token_once(scored, said, model)
     before_it, after_it = _exported(scored)
+    assert [trial_metrics([scored])[f"trials/{name}"] for name in ("compactions", "sub_agents")] == [1, 0]
     assert before_it["continued_trajectory_ref"] == f"{after_it['trajectory_id']}.json"
     assert [inner["extra"] for inner in before_it["subagent_trajectories"]] == [{"kind": "summary"}]
 
