@@ -11,7 +11,7 @@ import pytest
 from calc_task import write_calc
 from command_pieces import make
 from harness_pieces import make_runtime, options, task_image
-from openhands_pieces import make_harness
+from mini_pieces import make_harness
 from plan_pieces import SCHEDULE
 
 from engine.core.contracts import Harness
@@ -36,7 +36,7 @@ from engine.store.reader import Reader
 from engine.train.models import TinyQwen3Moe
 from engine.verify.pytest_verifier import PytestVerifier
 
-MINE = {"claude_code": "You are a Claude agent", "openhands": "You are OpenHands agent"}
+MINE = {"claude_code": "You are a Claude agent", "mini_swe_agent": "You are a helpful assistant that can interact"}
 """How the system prompt of each begins."""
 
 
@@ -44,7 +44,7 @@ def harnesses() -> dict[str, Harness]:
     """As configured, but each calls what the other one says a side call, and each holds back in a way of its own."""
     made: dict[str, Any] = {
         "claude_code": make("claude_code", max_turns=6),
-        "openhands": make_harness(),
+        "mini_swe_agent": make_harness(),
     }
     for (name, harness), held in zip(made.items(), ("turn", "tool_call"), strict=True):
         (other,) = (prompt for of, prompt in MINE.items() if of != name)
@@ -66,7 +66,7 @@ def two_tasks(folder: Path) -> list[Task]:
 
 def plan_of(task: Task, names: Sequence[str]) -> Plan:
     """One group of three trials, two of them Claude Code's."""
-    mix = {"by": "trajectory", "weights": {"openhands": 1, "claude_code": 2}}
+    mix = {"by": "trajectory", "weights": {"mini_swe_agent": 1, "claude_code": 2}}
     plan = Plan(
         run="mixed",
         seed=0,
@@ -116,7 +116,7 @@ async def test_two_harnesses_in_one_step_are_one_group_and_each_has_its_own_rule
     good, bad = two_tasks(tmp_path)
     plan = plan_of(good, list(used))
     trials = plan.trials(0, version=0)
-    assert [trial.harness for trial in trials] == ["claude_code", "openhands", "claude_code"]
+    assert [trial.harness for trial in trials] == ["claude_code", "mini_swe_agent", "claude_code"]
     proxy = Watched(**options("proxy/laptop.yaml"))
     proxy.max_prompt_tokens, proxy.max_response_tokens = 40_000, 80_000
     shop = Workshop(
@@ -151,7 +151,11 @@ async def test_two_harnesses_in_one_step_are_one_group_and_each_has_its_own_rule
         assert MINE[harness] in scored.trajectory.exchanges[0].request
     reader = Reader(layout)
     rows = [reader.row(0, "train", name, ("harness", "reward")) for name in reader.trials(0, "train")]
-    assert [tuple(row.values()) for row in rows] == [("claude_code", 1.0), ("openhands", 1.0), ("claude_code", 0.0)]
+    assert [tuple(row.values()) for row in rows] == [
+        ("claude_code", 1.0),
+        ("mini_swe_agent", 1.0),
+        ("claude_code", 0.0),
+    ]
     assert set(read_ledger(layout, 0).values()) == {"finished"}
     (group,) = make_groups(ended, GroupNormalized(ddof=1, epsilon=1e-6))
     assert group.advantages[0] == group.advantages[1] > 0 > group.advantages[2], "compared with each other"
