@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.built import Built
-from engine.config.credentials import conceal, shown, without
-from engine.config.schemas import ROOT, load_registry
+from engine.config.credentials import shown, without
+from engine.config.schemas import ROOT
 
 NOT_HASHED = ("run", "job", "observe", "inference.port", "inference.python")
 """Keys that change where a run lies, what is done with it, what is seen of it, how its parts talk and where a program
@@ -26,10 +26,10 @@ lies on this machine, never its results: `job=show` names the directory that the
 can be changed midway."""
 
 
-def decisive(config: Mapping[str, Any], interpolated: Mapping[str, str] | None = None) -> dict[str, Any]:
+def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a configuration, resolved or as it was written, that decides results; numbers are equal as written 1
-    and 1.0. Secrets decide none; `interpolated` tells those of a run of older code, which wrote their values."""
-    plain: dict[str, Any] = _canonical(without(conceal(config, interpolated or {}, load_registry())[0]))
+    and 1.0. Secrets decide none."""
+    plain: dict[str, Any] = _canonical(without(config))
     for key in NOT_HASHED:
         parent, _, name = key.rpartition(".")
         holder = plain.get(parent) if parent else plain

@@ -25,10 +25,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from engine.config.completion import install_script
 from engine.config.compose import HYDRA_VERSION_BASE, compose, explain, finish
-from engine.config.credentials import hide, scrub, unseen
+from engine.config.credentials import unseen
 from engine.config.diagnose import told_by_hydra
 from engine.config.nearest import nearest, suggestion
-from engine.config.schemas import CONFIG_NAME, TREE, Tree, load_registry
+from engine.config.schemas import CONFIG_NAME, TREE, Tree
 from engine.config.sweep import Program, check_sweep
 from engine.config.written import read_written, take, written_tree
 from engine.core.errors import ConfigError, ConfigErrors
@@ -49,7 +49,7 @@ def run_command(arguments: Sequence[str], program: Program, tree: Tree = TREE) -
     if parsed.config_dir:
         tree = replace(tree, extra=(Path(parsed.config_dir),))
     given, overrides = take(parsed.overrides)
-    parsed.overrides = hide(overrides, load_registry(tree.schemas))
+    parsed.overrides = overrides
     if given is not None:
         tree = written_tree(read_written(given, tree), tree)
     if _is_plain_run(parsed):
@@ -68,8 +68,6 @@ def _run_hydra(flags: Sequence[str], parsed: argparse.Namespace, program: Progra
 
     def task(config: DictConfig) -> None:
         hydra_config = HydraConfig.get()
-        if parsed.multirun and hydra_config.job.num == 0:
-            scrub(Path(hydra_config.sweep.dir) / "multirun.yaml", load_registry(tree.schemas))
         composed = finish(config, OmegaConf.create({"hydra": hydra_config}), tree)
         codes.append(program.run_point(hydra_config.job.num, composed) if parsed.multirun else program(composed))
 

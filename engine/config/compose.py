@@ -21,10 +21,11 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from engine.config.composed import Composed
-from engine.config.credentials import conceal, hide
+from engine.config.credentials import conceal
 from engine.config.diagnose import diagnose
 from engine.config.origins import command_line, trace
 from engine.config.schemas import CONFIG_NAME, TREE, Tree, load_registry
+from engine.core.credentials import is_credential
 from engine.core.errors import ConfigError, ConfigErrors
 
 HYDRA_VERSION_BASE = "1.3"
@@ -89,7 +90,7 @@ def finish(config: DictConfig, with_hydra: DictConfig, tree: Tree) -> Composed:
     again = (f"from={tree.written.given}",) if tree.written else ()
     return Composed(
         config=concealed,
-        command_line=(*again, *hide(command_line(with_hydra), registry)),
+        command_line=(*again, *command_line(with_hydra)),
         origins=origins,
         interpolated=interpolated,
         unresolved=unresolved,
@@ -125,7 +126,8 @@ def _unresolved(name: str, text: str, reason: str) -> ConfigError:
     variable = re.search(r"Environment variable '(\w+)' not found", reason)
     if variable:
         problem = f"the environment variable {variable[1]} is not set"
-        return ConfigError(name, text, problem, f"set it, or give {name}=VALUE")
+        by_value = "" if is_credential(name.rpartition(".")[2]) else f", or give {name}=VALUE"
+        return ConfigError(name, text, problem, f"set it{by_value}")
     way_out = "name an existing key, in full, as ${group.key}"
     return ConfigError(name, text, f"cannot be resolved ({reason})", way_out)
 

@@ -73,7 +73,6 @@ def read_written(given: str, tree: Tree = TREE) -> Written:
         raise ConfigError(KEY, given, problem, _WAY_OUT)
     interpolated = description.get("interpolated")
     interpolated = interpolated if isinstance(interpolated, Mapping) else {}
-    # A run of older code wrote its credentials.
     configuration, interpolated = conceal(description["configuration"], interpolated, load_registry(tree.schemas))
     known = {**description, "configuration": configuration, "interpolated": interpolated}
     return Written(given=given, path=path, description=known)

@@ -7,12 +7,16 @@ Invariant: when a coroutine here returns or raises, no process that stems from i
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 _SUPERVISOR = Path(__file__).with_name("supervise.py")
+_LINE = 1 << 12
+"""Bytes of a command's line that are passed on."""
 
 
 def supervised(command: Sequence[str], grace_s: float = 0.0, folder: Path | None = None) -> tuple[str, ...]:
@@ -40,20 +44,31 @@ async def run_logged(
         stderr=asyncio.subprocess.STDOUT,
         env=dict(environment),
         start_new_session=True,
-        limit=1 << 20,
     )
     assert process.stdout is not None
     try:
         with log.open("ab") as file:
-            async for raw in process.stdout:
-                file.write(raw)
-                line = raw.decode(errors="replace").rstrip()
-                if line:
-                    tail = [*tail[-4:], line]
-                    on_line(line)
+            async for line in _lines(process.stdout, file):
+                tail = [*tail[-4:], line]
+                on_line(line)
         return await process.wait(), " / ".join(tail)
     finally:
         await _stop(process)
+
+
+async def _lines(output: asyncio.StreamReader, log: BinaryIO) -> AsyncIterator[str]:
+    """What a command says, line by line, and all of it to `log`. A progress bar ends its lines with a carriage return
+    alone, or never: a line is passed on cut, and memory stays bounded, whatever its length."""
+    kept = b""
+    while raw := await output.read(1 << 16):
+        log.write(raw)
+        *whole, rest = re.split(rb"[\r\n]", kept + raw)
+        for line in whole:
+            if text := line[:_LINE].decode(errors="replace").rstrip():
+                yield text
+        kept = rest[:_LINE]
+    if text := kept.decode(errors="replace").rstrip():
+        yield text
 
 
 async def run_checked(

@@ -6,7 +6,7 @@ Frozen and keyword-only: a stage makes new records, it never changes one. Arrays
 under each field as `dtype [shape]`; `core` itself imports only the standard library.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -219,6 +219,22 @@ class Generation:
 ExchangeKind = Literal["policy", "side", "discarded"]
 
 
+class TextAsNeeded:
+    """A text of a record, given as a text or as what makes it: then it is made at each reading and never held."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, record: object | None, owner: type) -> str:
+        if record is None:
+            raise AttributeError(self._name)  # so that the field has no default
+        given: str | Callable[[], str] = vars(record)[self._name]
+        return given if isinstance(given, str) else given()
+
+    def __set__(self, record: object, given: str | Callable[[], str]) -> None:
+        vars(record)[self._name] = given
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exchange:
     """One LLM call: its parent and only what it adds to the parent's token stream."""
@@ -231,8 +247,8 @@ class Exchange:
     """policy: trained; side: recorded only; discarded: a lost turn that was replaced by a retry."""
     protocol: str
     """Wire protocol: `openai_chat`, `openai_responses`, `anthropic`."""
-    request: str
-    """The request body as it came (JSON text)."""
+    request: TextAsNeeded = TextAsNeeded()
+    """str: the request body as it came (JSON text)."""
     response: str
     """The response body that was sent (JSON text); empty when it failed."""
     prompt_ids: "NDArray[np.int32]"
@@ -246,7 +262,8 @@ class Exchange:
     policy_versions: "NDArray[np.int32]"
     """int32 [sampled]."""
     routed_experts: "NDArray[Any] | None"
-    """uint8|uint16 [rows, layers, top_k]: rows for positions `routed_start …` of this exchange's stream."""
+    """uint8|uint16 [rows, layers, top_k]: rows for positions `routed_start …` of this exchange's stream; None where
+    only the segments hold them."""
     routed_start: int
     finish_reason: str
     error: str

@@ -6,6 +6,7 @@ hold per trial; the model's own context bounds them.
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from weakref import WeakSet
 
 from engine.core.contracts import Harness, Inference
@@ -15,6 +16,7 @@ from engine.proxy.conversation import Conversation
 from engine.proxy.http import build_app
 from engine.proxy.session import TrialSession
 from engine.proxy.sockets import SocketServer
+from engine.proxy.spill import Spill
 from engine.proxy.turn import Limits, Turns
 from engine.tokens import Renderer, load_renderer
 
@@ -52,8 +54,8 @@ class LlmProxy:
         server = SocketServer(build_app(self.max_body_mb << 20))
         self._started = _Started(model, inference, renderer, server)
 
-    def open(self, trial: Trial, harness: Harness, port: int) -> TrialSession:
-        """A session for one trial; it serves nothing until it is given a socket."""
+    def open(self, trial: Trial, harness: Harness, port: int, folder: Path | None = None) -> TrialSession:
+        """A session for one trial; it serves nothing until it is given a socket. `folder` holds its routed experts."""
         started = self._started
         if started is None:
             raise RunError("the proxy was not started")
@@ -74,6 +76,7 @@ class LlmProxy:
             conversation=Conversation(harness.client.volatile),
             hold_back=harness.client.hold_back,
             side_calls=harness.client.side_calls,
+            spill=Spill(folder),
         )
         session = TrialSession(turns, started.server, port)
         started.sessions.add(session)

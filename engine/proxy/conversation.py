@@ -23,6 +23,7 @@ from engine.proxy.meaning import (
     says_nothing,
     without_volatile,
 )
+from engine.proxy.spill import Rows
 from engine.wire.messages import ChatRequest, Message
 
 SEEN = 8
@@ -72,6 +73,9 @@ class Turn:
     """Length of the whole prompt."""
     after: Place = field(default_factory=Place)
     generation: Generation | None = None
+    """Without its routed experts, which lie on disk."""
+    routed: Rows | None = None
+    """Where; None for dense models."""
     reply: Message | None = None
     damaged: frozenset[str] = frozenset()
     """Ids of tool calls that no harness can echo as they were."""
@@ -81,6 +85,8 @@ class Turn:
     """No step of the task: recorded and never trained."""
     continued: bool = False
     """A later request holds the answer in its history: it was delivered, whatever the connection did."""
+    left: bool = False
+    """The answer was broken, and the client went on from its place with another: with the part that it had got."""
     _echo: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -92,9 +98,11 @@ class Turn:
 
     @property
     def discarded(self) -> bool:
-        """A lost turn, in whose place the client asked again and was answered."""
+        """A lost turn in whose place the client asked again and was answered, or which it left."""
         if not self.lost:
             return False
+        if self.left:
+            return True
         later = self.place.turns[self.place.turns.index(self) + 1 :]
         return any(turn.generation is not None for turn in later)
 
@@ -165,9 +173,11 @@ class Conversation:
         calls: dict[str, str] = {}
         messages = in_call_order(request.messages)
         said: list[Message] = []
-        start = 0
-        for message in messages:
+        start = kept = 0
+        for number, message in enumerate(messages):
             said.append(message)
+            if number < kept:
+                continue
             if message.role == "assistant":
                 calls = call_places(message)
                 turn = place.answered_by(message, self._clean)
@@ -175,11 +185,29 @@ class Conversation:
                     turn.continued = True
                     parent, place, start = turn, turn.after, len(said)
                     continue
+                kept = self._fragment_end(place, messages, number)
+                if kept > number:
+                    continue
+                for passed in place.turns:
+                    passed.left = passed.left or passed.broken
             if not says_nothing(message, self._clean):
                 answers = calls.get(message.tool_call_id, message.tool_call_id)
                 place = place.step(message, answers, self._clean)
                 said[-1] = place.came or message
         return Spot(place=place, parent=parent, new=messages[start:], all=said)
+
+    def _fragment_end(self, place: Place, messages: Sequence[Message], start: int) -> int:
+        """Where what a client kept of a broken answer ends: before the answer to its retry; `start` where it is none.
+
+        Such are an empty message, a part of the text, a call that was never run with a result that says so. The retry
+        was asked without it, so it stands in no prompt."""
+        if any(turn.broken for turn in place.turns):
+            for end, later in enumerate(messages[start + 1 :], start + 1):
+                if later.role == "assistant" and place.answered_by(later, self._clean):
+                    return end
+                if later.role not in ("assistant", "tool"):
+                    break
+        return start
 
     def add(self, turn: Turn) -> None:
         """Enter a call before its engine runs."""

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from engine.core.errors import AlignmentError
 from engine.core.records import Generation, Segment
 from engine.proxy.conversation import Conversation, Turn
+from engine.proxy.spill import Rows, Spill
 
 
-def segments(conversation: Conversation) -> tuple[Segment, ...]:
+def segments(conversation: Conversation, spill: Spill) -> tuple[Segment, ...]:
     """All paths to turns that no policy turn continues, in the order in which these turns were sampled."""
     turns = list(conversation.policy_turns())
     continued = {id(turn.parent) for turn in turns}
@@ -27,12 +28,12 @@ def segments(conversation: Conversation) -> tuple[Segment, ...]:
         if id(leaf) in continued:
             continue
         path = leaf.path()
-        built.append(_segment(path, owned))
+        built.append(_segment(path, owned, spill))
         owned |= {id(turn) for turn in path}
     return tuple(built)
 
 
-def _segment(path: Sequence[Turn], owned: set[int]) -> Segment:
+def _segment(path: Sequence[Turn], owned: set[int], spill: Spill) -> Segment:
     length = path[-1].length
     token_ids = np.zeros(length, dtype=np.int32)
     target = np.zeros(length, dtype=np.bool_)
@@ -56,7 +57,7 @@ def _segment(path: Sequence[Turn], owned: set[int]) -> Segment:
         target=target,
         logprobs=logprobs,
         policy_versions=versions,
-        routed_experts=_routing(path, length),
+        routed_experts=_routing(path, length, spill),
     )
 
 
@@ -77,7 +78,7 @@ def routed_start(parent: Turn | None) -> int:
     return 0 if parent is None else max(parent.length - 1, 0)
 
 
-def _routing(path: Sequence[Turn], length: int) -> NDArray[Any] | None:
+def _routing(path: Sequence[Turn], length: int, spill: Spill) -> NDArray[Any] | None:
     blocks = [_routing_block(turn) for turn in path]
     present = [block for block in blocks if block is not None]
     if not present:
@@ -87,18 +88,18 @@ def _routing(path: Sequence[Turn], length: int) -> NDArray[Any] | None:
         raise AlignmentError(
             f"exchanges {', '.join(lacking)} have no routed experts, {len(present)} others on the path do"
         )
-    shapes = {(block.shape[1:], block.dtype.str) for block in present}
+    shapes = {(block.shape[1:], block.dtype) for block in present}
     if len(shapes) != 1:
         raise AlignmentError(f"routed experts of one path differ in layers, top-k or type: {sorted(map(str, shapes))}")
-    joined: NDArray[Any] = np.concatenate(present)
-    if len(joined) != length - 1:
-        raise AlignmentError(f"{len(joined)} rows of routed experts for {length} tokens; {length - 1} are needed")
-    return joined
+    rows = sum(block.shape[0] for block in present)
+    if rows != length - 1:
+        raise AlignmentError(f"{rows} rows of routed experts for {length} tokens; {length - 1} are needed")
+    return spill.joined(present)
 
 
-def _routing_block(turn: Turn) -> NDArray[Any] | None:
+def _routing_block(turn: Turn) -> Rows | None:
     generation = sampled_by(turn)
-    rows = generation.routed_experts
+    rows = turn.routed
     if rows is None:
         return None
     start = routed_start(turn.parent)
@@ -107,7 +108,7 @@ def _routing_block(turn: Turn) -> NDArray[Any] | None:
             f"exchange {turn.id}: routed experts start at position {generation.routed_start}, asked for {start}"
         )
     needed = turn.length - 1 - start
-    if rows.ndim != 3 or len(rows) != needed:
+    if len(rows.shape) != 3 or rows.shape[0] != needed:
         raise AlignmentError(
             f"exchange {turn.id}: routed experts of shape {rows.shape} for a prompt of {turn.prompt_length} and "
             f"{len(generation.token_ids)} sampled tokens from position {start}; {needed} rows are needed"

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from engine.core.errors import AlignmentError
 from engine.core.records import Endpoint, Exchange, ExchangeKind, Generation, Segment, Termination
+from engine.proxy.bodies import Bodies, Body
 from engine.proxy.live import Live
 from engine.proxy.segments import routed_start, segments
 from engine.proxy.sockets import ServedSocket, SocketServer
@@ -45,6 +46,7 @@ class TrialSession:
         self._server = server
         self._sockets: list[ServedSocket] = []
         self._calls: list[Call] = []
+        self._bodies = Bodies()
         self._work: set[asyncio.Task[Completion]] = set()
         self._fault: Exception | None = None
         self._closing: asyncio.Task[Captured] | None = None
@@ -73,7 +75,7 @@ class TrialSession:
         call = Call(
             id=f"x{len(self._calls)}",
             protocol=protocol,
-            request=body.decode("utf-8", "replace"),
+            request=body,
             started_s=time.time(),
             begun=time.monotonic(),
         )
@@ -83,10 +85,16 @@ class TrialSession:
     def work(self, request: ChatRequest, call: Call, live: Live | None) -> "asyncio.Task[Completion]":
         """Answer a request in a task that `close` can cancel. Raises Refusal when the trial is over."""
         self.check_open()
-        task = asyncio.create_task(self.turns.answer(request, call, live))
+        task = asyncio.create_task(self._answer(request, call, live))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
         return task
+
+    async def _answer(self, request: ChatRequest, call: Call, live: Live | None) -> Completion:
+        completion = await self.turns.answer(request, call, live)
+        if isinstance(call.request, bytes):
+            call.request = self._bodies.keep(call.request)
+        return completion
 
     def check_open(self) -> None:
         """Raises Refusal when the trial is over."""
@@ -95,7 +103,8 @@ class TrialSession:
 
     def refused(self, call: Call, refusal: Refusal) -> None:
         call.error = refusal.message
-        call.request = call.request[:REFUSED_BODY]
+        if not isinstance(call.request, Body):
+            call.request = call.request[:REFUSED_BODY]
 
     def failed(self, call: Call, fault: Exception) -> None:
         call.error = f"{type(fault).__name__}: {fault}"
@@ -120,9 +129,15 @@ class TrialSession:
         await asyncio.gather(*work, return_exceptions=True)
         for served in self._sockets:
             await served.close()
+        try:
+            return self._captured()
+        finally:
+            self.turns.spill.close()
+
+    def _captured(self) -> Captured:
         if self._fault is not None:
             raise self._fault
-        built = segments(self.turns.conversation)
+        built = segments(self.turns.conversation, self.turns.spill)
         exchanges = tuple(_exchange(call) for call in self._calls)
         _check_once(exchanges, built)
         return exchanges, built, self.turns.termination
@@ -141,7 +156,7 @@ def _exchange(call: Call) -> Exchange:
         parent=None if turn is None or turn.parent is None else turn.parent.id,
         kind=kind,
         protocol=call.protocol,
-        request=call.request,
+        request=_text(call.request),
         response=call.response,
         prompt_ids=nothing if turn is None else turn.new_ids,
         prompt_length=0 if turn is None else turn.prompt_length,
@@ -151,6 +166,13 @@ def _exchange(call: Call) -> Exchange:
         generate_s=call.generate_s,
         **_sampled(call.sampled, 0 if turn is None else routed_start(turn.parent)),
     )
+
+
+def _text(body: str | bytes | Body) -> Any:
+    """The text of a body; that of a kept one is made when it is read, for together they are large."""
+    if isinstance(body, Body):
+        return body.text
+    return body if isinstance(body, str) else body.decode("utf-8", "replace")
 
 
 def _sampled(generation: Generation | None, start: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 from engine.core.contracts import HoldBack, Inference, TokenSink
 from engine.core.errors import InferenceError
 from engine.core.records import Generation, Termination, Trial
+from engine.proxy.bodies import Body
 from engine.proxy.conversation import Conversation, Place, Spot, Turn
 from engine.proxy.live import Live, Teller
 from engine.proxy.meaning import can_echo, is_side_call
 from engine.proxy.segments import routed_start
+from engine.proxy.spill import Spill
 from engine.tokens import CannotRender, ParsedTurn, Renderer
 from engine.wire.messages import ChatRequest, Completion, FinishReason, Message, Refusal, TokenLogprob, ToolCall, Usage
 from engine.wire.protocol import Opening
@@ -63,7 +65,8 @@ class Call:
 
     id: str
     protocol: str
-    request: str
+    request: str | bytes | Body
+    """As it came; once it is answered, as `engine.proxy.bodies` keeps it."""
     started_s: float
     begun: float
     """Monotonic seconds at arrival."""
@@ -73,7 +76,7 @@ class Call:
     generate_s: float = 0.0
     turn: Turn | None = None
     sampled: Generation | None = None
-    """What the engine returned, also when nothing came of it."""
+    """What the engine returned, but for the routed experts; also when nothing came of it."""
 
 
 @dataclass(kw_only=True)
@@ -89,6 +92,7 @@ class Turns:
     hold_back: HoldBack
     side_calls: Sequence[str]
     conversation: Conversation = field(default_factory=Conversation)
+    spill: Spill = field(default_factory=Spill)
     _running: int = 0
     """Steps of the task that are being answered."""
     _engine_calls: int = 0
@@ -260,6 +264,9 @@ class Turns:
             raise Refusal(f"The inference engine failed: {failure}", status=500, kind="server_error") from failure
         finally:
             call.generate_s = time.monotonic() - begun
+        if generation.routed_experts is not None:
+            turn.routed = await self.spill.keep(generation.routed_experts)
+            generation = replace(generation, routed_experts=None)
         call.sampled = generation
         if generation.finish_reason == "abort":
             self._failed.add(turn.place)

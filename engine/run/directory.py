@@ -79,7 +79,7 @@ def _check_same(built: Built, layout: Layout) -> None:
     name, way_out = layout.root.name, "set another run.name, or run.fresh=true to set the earlier run aside"
     try:
         written = yaml.safe_load(layout.config.read_text())
-        there = decisive(written["configuration"], written.get("interpolated"))
+        there = decisive(written["configuration"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         raise ConfigError("run.name", name, f"{layout.config} cannot be read", way_out) from error
     here = decisive(built.config)

@@ -14,8 +14,6 @@ from typing import Any
 from engine.config.built import Built
 from engine.config.bundle import configuration_hash, decisive, differences
 from engine.config.composed import Written
-from engine.config.credentials import conceal_written
-from engine.config.schemas import load_registry
 from engine.core.errors import ConfigError
 from engine.core.records import Task
 
@@ -49,14 +47,12 @@ def tell(built: Built, here: Description) -> None:
 
 
 def resumed(built: Built, there: Description | None, here: Description) -> Description:
-    """What a run's directory says of it when it goes on: what its first start wrote, without credentials, and what
-    differs since.
+    """What a run's directory says of it when it goes on: what its first start wrote, and what differs since.
 
     `there`: what it says now; None at the first start. Says on standard error what differs. Raises ConfigError for
     other data that nobody asked for: the weights are of those that the run began with."""
     if there is None:
         return here
-    there = conceal_written(there, load_registry())
     found = [f"{topic}: {text}" for topic, text in _differences(there, here)]
     if not found:
         return there

@@ -103,7 +103,7 @@ async def run_trial(trial: Trial, shop: Workshop, enter: Callable[[str], None] =
 
 async def _agent_phase(trial: Trial, shop: Workshop, folder: Path, notes: _Notes) -> Trajectory:
     harness = shop.harnesses[trial.harness]
-    session = shop.proxy.open(trial, harness, PORT)
+    session = shop.proxy.open(trial, harness, PORT, folder)
     sandbox: Sandbox | None = None
     patch: Patch | None = None
     ending: tuple[Termination, str]

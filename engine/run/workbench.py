@@ -5,6 +5,7 @@ before anything starts.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -96,6 +97,8 @@ async def open_workbench(
     finally:
         tell("stopping")
         problems += await to_the_end(_stop(built))
+        with contextlib.suppress(OSError):  # a trial that was cut off may have left something there to look at
+            layout.scratch.rmdir()
     for problem in problems:
         raise problem
 

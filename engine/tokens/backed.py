@@ -1,10 +1,12 @@
 """What all renderers on top of the package `renderers` share.
 
 A stream is extended by the family's own bridge, if there is one, or else by a difference that proves itself
-(`engine.tokens.extension`); if neither holds, it is not extended.
+(`engine.tokens.extension`); if neither holds, it is not extended. Harnesses speak as system also later on (Claude Code,
+Codex); to a family that hears it at the beginning alone, what is said later is a user's message.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from engine.tokens.follow import Marks, TurnFollower
 from engine.tokens.parsing import to_turn, without
 from engine.tokens.renderer import CannotRender, Chat, Follower, ParsedTurn, Tools
 from engine.tokens.tokenizer import CheckpointTokenizer
+
+_SYSTEM_LATER = tuple({"role": role, "content": "x"} for role in ("system", "user", "system"))
 
 
 class BackedRenderer:
@@ -29,14 +33,20 @@ class BackedRenderer:
         self._clean = without(tokenizer.special_texts)
         self._think_end = tokenizer.convert_tokens_to_ids("</think>")
         self._marks = Marks(tokenizer, self._clean) if followed and tokenizer.byte_level else None
+        self._system_anywhere = self._renders(_SYSTEM_LATER)
 
     def render(self, messages: Chat, tools: Tools) -> NDArray[np.int32]:
-        return _array(self._ids(messages, tools))
+        first = 0 if self._system_anywhere else sum(1 for _ in takewhile(_is_system, messages))
+        if first > 1:
+            text = "\n\n".join(message["content"] for message in messages[:first])
+            messages = [{"role": "system", "content": text}, *messages[first:]]
+        return _array(self._ids([*messages[: min(first, 1)], *self._sayable(messages[min(first, 1) :])], tools))
 
     def extend(
         self, prompt: NDArray[np.int32], sampled: NDArray[np.int32], messages: Chat, tools: Tools
     ) -> NDArray[np.int32] | None:
         before, turn = prompt.tolist(), sampled.tolist()
+        messages = self._sayable(messages)
         bridged = self._inner.bridge_to_next_turn(before, turn, list(messages), tools=list(tools) or None)
         if bridged is not None:
             stream = before + turn
@@ -85,12 +95,28 @@ class BackedRenderer:
     def token_texts(self, ids: NDArray[np.int32]) -> list[str]:
         return [self._tokenizer.decode([token]) for token in ids.tolist()]
 
+    def _sayable(self, messages: Chat) -> list[Mapping[str, Any]]:
+        """Messages that follow others, in roles that the family has for them there."""
+        if self._system_anywhere:
+            return list(messages)
+        return [{**message, "role": "user"} if _is_system(message) else message for message in messages]
+
+    def _renders(self, messages: Chat) -> bool:
+        try:
+            return bool(self._ids(messages, ()))
+        except CannotRender:
+            return False
+
     def _ids(self, messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[int]:
         try:
             return list(self._inner.render_ids(list(messages), tools=list(tools) or None, add_generation_prompt=True))
         except Exception as problem:
             # What templates and hand-written renderers raise on messages they did not foresee has no common base.
             raise CannotRender(f"{self.name}: {problem}") from None
+
+
+def _is_system(message: Mapping[str, Any]) -> bool:
+    return bool(message["role"] == "system")
 
 
 def _array(ids: list[int]) -> NDArray[np.int32]:

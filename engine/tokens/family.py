@@ -1,16 +1,18 @@
 """Renderers written for a model family, from the package `renderers`.
 
 Thinking is off unless asked for. History keeps what was sampled, thinking included, whatever message follows
-(`thinking_retention="all"`): a stream only ever grows.
+(`thinking_retention="all"`): a stream only ever grows. A renderer that does not read the tool calls of the checkpoint's
+own chat template is refused (`engine.tokens.agreement`).
 """
 
 from typing import Any
 
 from engine.core.errors import ConfigError
+from engine.tokens.agreement import check_agreement
 from engine.tokens.backed import BackedRenderer
 from engine.tokens.tokenizer import CheckpointTokenizer
 
-_FOLLOWED = ("qwen3", "qwen3.5", "qwen3.6")
+_FOLLOWED = ("qwen3", "qwen3.5", "qwen3.6", "qwen3.8")
 """Families whose marks are tokens of their own and whose text precedes the calls: what `engine.tokens.follow` reads."""
 
 
@@ -33,4 +35,6 @@ def family_renderer(name: str, thinking: bool, tokenizer: CheckpointTokenizer) -
     except (AssertionError, ValueError) as problem:
         way_out = "use the renderer of the model's own family"
         raise ConfigError("model.renderer", name, f"does not fit the tokenizer: {problem}", way_out) from None
-    return BackedRenderer(name, inner, tokenizer, followed=name in _FOLLOWED)
+    renderer = BackedRenderer(name, inner, tokenizer, followed=name in _FOLLOWED)
+    check_agreement(renderer, tokenizer)
+    return renderer

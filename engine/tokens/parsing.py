@@ -2,6 +2,9 @@
 
 A malformed call keeps its name and its raw arguments, so that the harness can answer it; a block in which no name can
 be found, and any call where no tools were offered, stays text. The sampled tokens are not touched by any of it.
+
+Calls come as JSON or, from Qwen3.5 on, as tags (`<function=name>`, `<parameter=key>`). Of tags `renderers` reads what
+it can and is silent about the rest, so what it passed over is looked for here: no call is shortened in silence.
 """
 
 import json
@@ -12,6 +15,9 @@ from typing import Any
 from engine.tokens.renderer import ParsedCall, ParsedTurn
 
 _NAME = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_FUNCTION = re.compile(r"\s*<function=([^<>\s]+)")
+_PARAMETER = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+"""As `renderers` reads it."""
 _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -36,9 +42,12 @@ def to_turn(
 
 def _call(attempt: Any) -> ParsedCall | None:
     name = attempt.name
-    if isinstance(name, str) and name and attempt.status in ("ok", "unknown_tool"):
+    tagged = _FUNCTION.match(attempt.raw) is not None
+    whole = attempt.status in ("ok", "unknown_tool") or (tagged and attempt.status == "invalid_json")
+    if isinstance(name, str) and name and whole and not (tagged and _passed_over(attempt.raw)):
         arguments = attempt.arguments
         if isinstance(arguments, dict):
+            arguments = _as_written(arguments, attempt.raw) if tagged else arguments
             return ParsedCall(name=_unicode(name), arguments=_dump(arguments), well_formed=True)
         if arguments is None:
             return ParsedCall(name=_unicode(name), arguments="{}", well_formed=True)
@@ -47,6 +56,20 @@ def _call(attempt: Any) -> ParsedCall | None:
     if not found:
         return None
     return ParsedCall(name=_unicode(found), arguments=_unicode(_raw_arguments(attempt.raw)), well_formed=False)
+
+
+def _passed_over(raw: str) -> bool:
+    """Whether a parameter was begun that none of the tags that were read holds."""
+    return "<parameter" in _PARAMETER.sub("", raw)
+
+
+def _as_written(arguments: dict[str, Any], raw: str) -> dict[str, Any]:
+    """Texts with the white space that the model wrote: `renderers` strips it, and with it the indentation of code."""
+    written = {match[1]: match[2] for match in _PARAMETER.finditer(raw)}
+    return {
+        key: written[key] if isinstance(value, str) and written.get(key, "").strip() == value else value
+        for key, value in arguments.items()
+    }
 
 
 def _from_other(name: str, arguments: Any) -> ParsedCall:
@@ -60,6 +83,9 @@ def _from_other(name: str, arguments: Any) -> ParsedCall:
 
 
 def _find_name(raw: str) -> str:
+    tag = _FUNCTION.match(raw)
+    if tag is not None:
+        return tag[1]
     match = _NAME.search(raw)
     if match is None:
         return ""

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from engine.wire.json_body import decode_object
-from engine.wire.messages import ChatRequest, Message, Refusal, Role, ToolCall
+from engine.wire.messages import ChatRequest, Message, Refusal, Role, ToolCall, fits_a_body
 
 _EXTRA = "Extra inputs are not permitted"
 _REQUIRED = "Field required"
@@ -227,10 +227,9 @@ def _named(item: dict[str, Any], name: str, where: str) -> str:
 
 
 def _dump(value: dict[str, Any], where: str) -> str:
-    try:
-        return orjson.dumps(value).decode()
-    except TypeError:
-        raise _refusal(where, "Input is nested too deeply or holds an integer of more than 64 bits") from None
+    if not fits_a_body(value):
+        raise _refusal(where, "Input is nested too deeply or holds an integer of more than 64 bits")
+    return orjson.dumps(value).decode()
 
 
 # ---------------------------------------------------------------- messages

@@ -34,14 +34,28 @@ class Refusal(Exception):
         self.message, self.status, self.kind, self.param, self.code = message, status, kind, param, code
 
 
+_ROOM = 16
+"""Levels that a body or a rendered prompt may put around a value that somebody else made."""
+
+
+def fits_a_body(value: Any) -> bool:
+    """Whether a JSON value can be written again inside a body: serialisers end at 254 levels and 64-bit integers."""
+    for _ in range(_ROOM):
+        value = [value]
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return False
+    return True
+
+
 def arguments_object(arguments: str) -> dict[str, Any] | None:
-    """The JSON object of a tool call's arguments; None when the text is not one (or nests deeper than 254)."""
+    """The JSON object of a tool call's arguments; None when the text is not one, or one that fits no body."""
     try:
         value = orjson.loads(arguments)
-        orjson.dumps(value)
-    except (ValueError, TypeError):
+    except ValueError:
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and fits_a_body(value) else None
 
 
 @dataclass(frozen=True, kw_only=True)

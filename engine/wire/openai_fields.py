@@ -7,9 +7,7 @@ only if it is a short string: a refusal is kept and logged.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import orjson
-
-from engine.wire.messages import Refusal
+from engine.wire.messages import Refusal, fits_a_body
 
 SHOWN = 100
 """Characters of a client's own string that a refusal repeats."""
@@ -108,10 +106,9 @@ def check_function(function: Mapping[str, Any], where: str) -> None:
 
 
 def check_depth(tool: Mapping[str, Any], where: str) -> None:
-    try:
-        orjson.dumps(tool)
-    except TypeError:
-        raise Refusal(f"Invalid '{where}': the schema is nested too deeply.", param=where) from None
+    if not fits_a_body(tool):
+        message = f"Invalid '{where}': the schema is nested too deeply or holds an integer of more than 64 bits."
+        raise Refusal(message, param=where)
 
 
 def text(content: Any, where: str, kinds: Mapping[str, str]) -> str:

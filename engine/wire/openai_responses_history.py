@@ -2,10 +2,13 @@
 
 Invariant: the items of one answer, in whatever order they were streamed, are one assistant message again. Adjacent
 items of the assistant belong together until a tool's output, another's message, or, after a message that made no call,
-the beginning of another turn. Refused by name: items that the model cannot read (images, files, built-in and custom
-tools' calls, references to stored items, reasoning that was encrypted elsewhere).
+the beginning of another turn; items that bear the ids of two answers never do (a client keeps the items that it got of
+an answer whose stream broke, and those of the next answer follow them). Refused by name: items that the model cannot
+read (images, files, built-in and custom tools' calls, references to stored items, reasoning that was encrypted
+elsewhere).
 """
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +17,8 @@ from engine.wire.openai_fields import array, mapping, named, shown, text, unsupp
 from engine.wire.openai_responses_echo import join_name, unseal
 
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_OWN_ID = re.compile(r"[a-z]+_(\w+)_\d+")
+"""An item's id as this server makes it: its answer's id and its place there."""
 _ROLES: dict[str, Role] = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
 
 
@@ -27,6 +32,7 @@ def messages(items: Iterable[Any], where: str) -> tuple[Message, ...]:
         if read is None:
             message = f"Unsupported item {shown(kind)} in '{place}': expected one of {', '.join(map(repr, _BY_TYPE))}."
             raise unsupported(f"{place}.type", message)
+        history.see(item.get("id"))
         read(history, item, place)
     return tuple(history.finish())
 
@@ -40,6 +46,17 @@ class _History:
         self._texts: list[str] = []
         self._calls: list[ToolCall] = []
         self._begun = False
+        self._answer = ""
+        """The id of the answer whose items these are, once one has told it."""
+
+    def see(self, item_id: Any) -> None:
+        """An item's id: one of another answer ends the turn."""
+        found = _OWN_ID.fullmatch(item_id) if isinstance(item_id, str) else None
+        if found is None:
+            return
+        if self._answer not in ("", found[1]):
+            self._end_turn()
+        self._answer = found[1]
 
     def add(self, message: Message) -> None:
         self._end_turn()
@@ -76,7 +93,7 @@ class _History:
                     tool_calls=tuple(self._calls),
                 )
             )
-        self._reasoning, self._texts, self._calls, self._begun = [], [], [], False
+        self._reasoning, self._texts, self._calls, self._begun, self._answer = [], [], [], False, ""
 
 
 def _message(history: _History, item: dict[str, Any], where: str) -> None:

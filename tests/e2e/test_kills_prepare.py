@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,14 +27,12 @@ class Place:
     """A machine's places of this test's own."""
 
     root: Path
+    tmp: Path
+    """With a path that is short enough for sockets."""
 
     @property
     def cache(self) -> Path:
         return self.root / "cache"
-
-    @property
-    def tmp(self) -> Path:
-        return self.root / "tmp"
 
     def command(self, job: str, *overrides: str) -> list[str]:
         own = (f"run.root={self.root}/runs", f"job={job}")
@@ -81,15 +80,18 @@ class Place:
         own = [folder for folder in self.cache.glob("*/") if not folder.is_symlink()]
         hidden = [path for folder in own for path in folder.glob(".*") if not path.name.endswith(".lock")]
         rooms = list(self.cache.glob("sandboxes/*/*"))
-        mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.root) in line]
-        return [*map(str, (*self.tmp.iterdir(), *hidden, *rooms)), *mounts, *processes_naming(str(self.root))]
+        places = (str(self.root), str(self.tmp))
+        table = Path("/proc/self/mountinfo").read_text().splitlines()
+        mounts = [line for line in table if any(place in line for place in places)]
+        processes = [line for place in places for line in processes_naming(place)]
+        return [*map(str, (*self.tmp.iterdir(), *hidden, *rooms)), *mounts, *processes]
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    (tmp_path / "tmp").mkdir()
+def place(tmp_path: Path) -> Iterator[Place]:
     (tmp_path / "cache").mkdir()
-    return Place(tmp_path)
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder:
+        yield Place(tmp_path, Path(folder))
 
 
 def tree(pid: int) -> dict[int, str]:
@@ -102,11 +104,15 @@ def tree(pid: int) -> dict[int, str]:
     return found
 
 
-def kill_head(process: "subprocess.Popen[bytes]") -> None:
-    """Kill it alone; what stems from it must notice by itself."""
-    process.send_signal(signal.SIGSTOP)
-    family = tree(process.pid)
-    assert len(family) > 1, "it had no child at this moment"
+def kill_head(place: Place, process: "subprocess.Popen[bytes]", moment: Callable[[], bool]) -> None:
+    """Kill it alone, at a moment and not after it; what stems from it must notice by itself."""
+    while True:
+        place.wait_for(moment, process)
+        process.send_signal(signal.SIGSTOP)
+        family = tree(process.pid)
+        if moment() and len(family) > 1:
+            break
+        process.send_signal(signal.SIGCONT)
     process.kill()
     process.wait()
     deadline = time.monotonic() + 20
@@ -132,7 +138,7 @@ def test_killed_while_it_fetches_and_builds(place: Place) -> None:
         with place.started(*overrides) as process:
             place.wait_for(lambda words=words: runs(place, *words), process)  # type: ignore[misc]
             time.sleep(1)
-            kill_head(process)
+            kill_head(place, process, lambda words=words: runs(place, *words))  # type: ignore[misc]
     assert place.left() != []
     assert place.reap() != []
     assert place.left() == []
@@ -153,19 +159,17 @@ def test_killed_while_it_tries_the_tasks(place: Place) -> None:
     for kind in ("audit", "grade"):
         with place.started(*overrides) as process:
 
-            def at_work(kind: str = kind, pid: int = process.pid) -> bool:
-                return any(place.tmp.glob(f"lego-rl-{kind}-*")) and len(tree(pid)) > 1
+            def at_work(kind: str = kind) -> bool:
+                return any(place.tmp.glob(f"lego-rl-{kind}-*"))
 
-            place.wait_for(at_work, process)
-            kill_head(process)
+            kill_head(place, process, at_work)
         assert any(place.tmp.glob("lego-rl-*"))
     assert any(line.startswith("removed sandbox audit-") for line in place.reap())
     assert place.left() == []
 
     with place.started(*overrides) as process:
         rooms = "sandboxes/*/*/audit-*/root"
-        place.wait_for(lambda: any(place.cache.glob(rooms)) and len(tree(process.pid)) > 1, process)
-        kill_head(process)
+        kill_head(place, process, lambda: any(place.cache.glob(rooms)))
     with place.started(*overrides) as process:  # which removes what the one before left, and goes on
         assert process.wait(timeout=900) == 0, (place.root / "log.txt").read_text()[-3000:]
     assert place.left() == []

@@ -102,6 +102,17 @@ async def test_what_a_command_leaves_behind_ends_with_it(tmp_path: Path) -> None
     assert (tmp_path / "log").read_text() == "begun\n"
 
 
+async def test_a_progress_bar_without_line_ends_is_read_to_its_end(tmp_path: Path) -> None:
+    lines: list[str] = []
+    script = "import sys; w = sys.stdout.write; w('1 %\\r2 %\\r\\n'); w('=' * 3_000_000); w('\\nlast'); sys.exit(5)"
+    code, tail = await run_logged(
+        [sys.executable, "-c", script], environment=os.environ, log=tmp_path / "log", on_line=lines.append
+    )
+    assert (code, lines[:2], lines[3:]) == (5, ["1 %", "2 %"], ["last"])
+    assert set(lines[2]) == {"="} and len(lines[2]) <= 1 << 12 and tail.endswith("/ last")
+    assert (tmp_path / "log").stat().st_size == len("1 %\r2 %\r\n\nlast") + 3_000_000
+
+
 async def test_its_end_and_its_words_are_the_commands_own(tmp_path: Path) -> None:
     script = "echo $LEGO_WORD; pwd; exit 7"
     code, output = await run_checked(["sh", "-c", script], cwd=tmp_path, environment={"LEGO_WORD": "x", "PATH": "/bin"})

@@ -45,7 +45,7 @@ class Client:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        return segments(self.turns.conversation)
+        return segments(self.turns.conversation, self.turns.spill)
 
     @property
     def texts(self) -> list[str]:
@@ -263,6 +263,58 @@ async def test_a_turn_that_a_later_history_holds_was_not_lost() -> None:
     await c.ask(SYSTEM, TASK)
     await c.ask(SYSTEM, TASK, one, TASK)
     assert sorted(c.texts) == ["onethree", "two"]
+
+
+LOST = 'I go on.!{"command": "lost"}'
+
+
+async def _lost() -> tuple[Client, list[Message], Message]:
+    """A conversation whose second answer broke on its way, the history that was asked, and that answer."""
+    c = client(['a!{"command": "1"}', LOST, 'b!{"command": "2"}', "done"])
+    one = await c.ask(SYSTEM, TASK)
+    history = [SYSTEM, TASK, one, result(one, "r1")]
+    lost = await c.ask(*history)
+    c.turns.conversation.turns[1].broken = True
+    return c, history, lost
+
+
+@pytest.mark.parametrize("kept", ["nothing", "a part of the text", "an empty call"])
+async def test_what_a_client_kept_of_a_lost_answer_does_not_split_its_retry(kept: str) -> None:
+    """As OpenCode does: the request is repeated as it was, and only later histories hold what had arrived."""
+    c, history, lost = await _lost()
+    two = await c.ask(*history)
+    arrived = replace(lost, text="I go", tool_calls=())
+    fragment = {
+        "nothing": [replace(lost, text="", tool_calls=())],
+        "a part of the text": [arrived, arrived],
+        "an empty call": [
+            replace(lost, tool_calls=(replace(lost.tool_calls[0], arguments="{}"),)),
+            result(lost, "aborted"),
+        ],
+    }[kept]
+    await c.ask(*history, *fragment, two, result(two, "r2"))
+    (segment,) = c.segments
+    assert segment.exchanges == ("x0", "x2", "x3")
+    assert c.turns.conversation.turns[1].discarded
+
+
+async def test_a_client_that_goes_on_from_what_it_got_has_left_the_lost_answer() -> None:
+    """As Claude Code and Codex do: the next request holds the part that had arrived, which is context."""
+    c, history, lost = await _lost()
+    part = replace(lost, tool_calls=())
+    two = await c.ask(*history, part)
+    assert c.turns.conversation.turns[1].discarded
+    await c.ask(*history, part, two, result(two, "r2"))
+    (segment,) = c.segments
+    assert segment.exchanges == ("x0", "x2", "x3")
+
+
+async def test_an_answer_that_arrived_and_was_edited_is_trained_though_its_connection_broke_later() -> None:
+    c = client(["one", "two"])
+    one = await c.ask(SYSTEM, TASK)
+    await c.ask(SYSTEM, TASK, replace(one, text="edited"), TASK)
+    c.turns.conversation.turns[0].broken = True
+    assert c.texts == ["one", "two"]
 
 
 async def test_where_the_format_cannot_go_on_a_segment_opens() -> None:

@@ -84,7 +84,7 @@ class Stand:
         return self.ending, "as scripted"
 
     # the proxy and its session
-    def open(self, trial: Trial, harness: Any, port: int) -> "Stand":
+    def open(self, trial: Trial, harness: Any, port: int, folder: Path) -> "Stand":
         return self
 
     async def serve(self, listener: Any) -> None:

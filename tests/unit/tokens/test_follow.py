@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from proxy_pieces import TERMINAL, call_text, model_info
+from proxy_pieces import TERMINAL, call_text, model_info, tagged_call
 
 from engine.tokens import ParsedCall, ParsedTurn, Piece, Renderer, load_renderer
 from engine.tokens.tokenizer import CheckpointTokenizer
 
 START = [{"role": "user", "content": "fix it"}]
-CALL = call_text("ls")
+CALL, TAGGED_CALL = call_text("ls"), tagged_call("ls")
 Told = list[list[Piece | ParsedCall]]
 
 
@@ -53,12 +53,12 @@ def text_of(pieces: Sequence[Piece | ParsedCall], kind: str) -> str:
     return "".join(piece.text for piece in pieces if isinstance(piece, Piece) and piece.kind == kind)
 
 
-NAMES = ["qwen3", "qwen3-thinking", "template"]
+NAMES = ["qwen3", "qwen3-thinking", "qwen3.5", "qwen3.5-thinking", "template"]
 
 
 @pytest.fixture(scope="module")
-def reader(checkpoint: Path) -> Any:
-    return cache(lambda name: Reader(checkpoint, name))
+def reader(checkpoint: Path, tagged_checkpoint: Path) -> Any:
+    return cache(lambda name: Reader(tagged_checkpoint if name.startswith("qwen3.") else checkpoint, name))
 
 
 FORMS = [
@@ -70,6 +70,9 @@ FORMS = [
     f"Look.\n{CALL}\n{CALL}<|im_end|>",
     f"<think>\nhm\n</think>\n\n{CALL}<|im_end|>",
     f"<think>\nhm {CALL}",
+    f"Look.\n{TAGGED_CALL}\n{TAGGED_CALL}\nlater<|im_end|>",
+    f"hm\n</think>\n\n{TAGGED_CALL[:-30]}</tool_call><|im_end|>",
+    f"hm {TAGGED_CALL}\n</think>\n\n{TAGGED_CALL[:40]}",
     "a < b, a <| b, <|im_e and <|im_end",
     "",
     "<|im_end|>",
@@ -98,9 +101,10 @@ def test_text_comes_with_its_tokens_and_no_sooner_than_it_is_certain(reader: Any
     assert [text_of(portion, "content") for portion in told] == ["", "", "", "😀", "", "", ""]
 
 
-def test_calls_are_told_once_closed_if_they_may(reader: Any) -> None:
-    read = reader("qwen3")
-    ids = read.tokenizer.encode(f"Look.\n{CALL}\n{CALL}<|im_end|>")
+@pytest.mark.parametrize(("name", "call"), [("qwen3", CALL), ("qwen3.5", TAGGED_CALL)])
+def test_calls_are_told_once_closed_if_they_may(reader: Any, name: str, call: str) -> None:
+    read = reader(name)
+    ids = read.tokenizer.encode(f"Look.\n{call}\n{call}<|im_end|>")
     for calls, expected in ((True, [1, 1, 0]), (False, [0, 0, 2])):
         _, _, told = read.follow(ids, [1] * len(ids), calls=calls)
         counts = [sum(isinstance(piece, ParsedCall) for piece in portion) for portion in told]
@@ -133,6 +137,7 @@ PARTS = [
     "  ",
     "ok",
     CALL,
+    TAGGED_CALL,
 ]
 PARTS += ["é😀", "<", '{"name": "terminal"}', "<tool_response>", "\ufffd"]
 

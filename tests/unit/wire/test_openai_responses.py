@@ -108,6 +108,14 @@ def test_items_of_one_turn_are_one_message_and_those_of_two_are_two() -> None:
     assert read(said("")) == (Message(role="assistant", text=""),), "an empty turn is a turn"
 
 
+def test_items_of_two_answers_are_two_turns_though_nothing_stands_between() -> None:
+    """Codex keeps the items that it got of an answer whose stream broke; those of the next answer follow them."""
+    kept, call = said("one") | {"id": "msg_x1_0"}, CALL | {"id": "fc_x2_0"}
+    assert [(m.text, len(m.tool_calls)) for m in read(kept, call)] == [("one", 0), ("", 1)]
+    assert [(m.text, len(m.tool_calls)) for m in read(kept, CALL | {"id": "fc_x1_1"})] == [("one", 1)]
+    assert [(m.text, len(m.tool_calls)) for m in read(kept, CALL | {"id": "fc_of-its-own"})] == [("one", 1)]
+
+
 def test_reasoning_is_found_wherever_the_client_kept_it() -> None:
     def reasoning(**fields: Any) -> str:
         return read({"type": "reasoning", "summary": []} | fields)[0].reasoning
