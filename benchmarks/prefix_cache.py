@@ -385,12 +385,12 @@ async def run(options: argparse.Namespace, overrides: Sequence[str]) -> bool:
     return good
 
 
-def updates(vllm: Started, before: int) -> Callable[[int], Any]:
+def updates(vllm: Started, before: int, version: int = 1) -> Callable[[int], Any]:
     """Loads the same weights as a later version, once."""
 
     async def between(number: int) -> None:
         if number == before:
-            await vllm.engine.update_weights(vllm.model.path / "model.safetensors", 1)
+            await vllm.engine.update_weights(vllm.model.path / "model.safetensors", version)
 
     return between
 

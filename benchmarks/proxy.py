@@ -1,6 +1,6 @@
 """What a proxy costs: this project's and its peers' side by side in one run.
 
-    python benchmarks/proxy.py [--peer NAME]… [--part requests|conversation|memory|bodies]… [--requests N]
+    python benchmarks/proxy.py [--alone | --peer NAME…] [--part requests|conversation|memory|bodies]… [--requests N]
 
 Every proxy is a process of its own in front of the same engine (`proxy_engine.py`), which samples nothing and answers
 at once. Processor time is the proxy's process and what it started, its client of the engine included. Each peer has a
@@ -9,92 +9,30 @@ virtual environment of its own under the cache (`proxy_peers.py`); one that does
 
 import argparse
 import asyncio
-import contextlib
-import json
-import os
-import socket
 import statistics
-import sys
-from collections.abc import AsyncIterator, Mapping
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
-from proxy_client import Connection, Endpoint, load, post, threads_s, tree_s
+from proxy_client import Connection, load, peak_mb, post
+from proxy_peers import PEERS, Peer
+from proxy_subjects import Running, before_engine, directly, ours
 from proxy_texts import SYSTEM, TOOL, Talk, Texts, checkpoint
 
-HERE = Path(__file__).parent
+Start = Callable[[], AbstractAsyncContextManager[Running]]
 WIDTHS = (1, 32, 512)
 PARTS = ("requests", "conversation", "bodies", "memory")
 ANSWER_TOKENS = 64
 """One event each; with opening, last delta, usage and `[DONE]` a stream has 68."""
 TURNS, TURN_TOKENS = 100, 1000
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-@dataclass(kw_only=True)
-class Running:
-    """A proxy that serves."""
-
-    pid: int
-    engine: int
-    """The engine's port."""
-    endpoints: list[Endpoint]
-    whole_tree: bool = True
-    """Whether what the process started is part of it (this project's starts the engine itself)."""
-    process: Any = None
-
-    def cpu_s(self) -> float:
-        return tree_s(self.pid) if self.whole_tree else threads_s(self.pid)
-
-
-@contextlib.asynccontextmanager
-async def ours(*, sessions: int, thinking: bool = False) -> AsyncIterator[Running]:
-    port = free_port()
-    command = [sys.executable, str(HERE / "proxy_ours.py"), "--model", str(checkpoint()), "--engine-port", str(port)]
-    command += ["--sessions", str(sessions), *(["--thinking"] if thinking else [])]
-    environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, env=environment, stdin=pipe, stdout=pipe, limit=1 << 24)
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        line = await process.stdout.readline()
-        if not line:
-            raise RuntimeError("the proxy did not start")
-        endpoints = [Endpoint(**each) for each in json.loads(line)]
-        yield Running(pid=process.pid, engine=port, endpoints=endpoints, whole_tree=False, process=process)
-    finally:
-        process.stdin.close()
-        await process.wait()
-
-
-@contextlib.asynccontextmanager
-async def directly() -> AsyncIterator[Running]:
-    """The engine without a proxy before it."""
-    port = free_port()
-    process = await asyncio.create_subprocess_exec(sys.executable, str(HERE / "proxy_engine.py"), "--port", str(port))
-    try:
-        await answering(port)
-        endpoint = Endpoint(url=f"http://127.0.0.1:{port}/v1", key="none", model="model")
-        yield Running(pid=process.pid, engine=port, endpoints=[endpoint])
-    finally:
-        process.kill()
-        await process.wait()
-
-
-async def answering(port: int, within_s: float = 30.0) -> None:
-    async with asyncio.timeout(within_s):
-        while True:
-            with contextlib.suppress(OSError):
-                (await Connection.to(port)).close()
-                return
-            await asyncio.sleep(0.1)
+MEMORY_TOKENS, MEMORY_TURNS = 100_000, 20
+BODIES = (430_000, 20_000_000)
+"""Bytes."""
 
 
 # ---------------------------------------------------------------- requests
@@ -168,58 +106,143 @@ async def converse(running: Running, talk: Talk, script: Mapping[str, Any]) -> C
 # ---------------------------------------------------------------- tables
 
 
-async def show_requests(texts: Texts, options: argparse.Namespace) -> None:
-    print(f"\n{'':<24}{'':>6}{'CPU ms a request':>20}{'first byte, ms':>18}{'beyond the engine':>20}")
-    print(
-        f"{'proxy':<24}{'at once':>6}{'plain':>11}{'streamed':>9}"
-        f"{'plain':>9}{'streamed':>9}{'plain':>11}{'streamed':>9}"
-    )
+def installed(names: list[str]) -> list[Peer]:
+    """Of the peers, those that can be had; the others are named with the reason."""
+    found = []
+    for peer in PEERS:
+        if names and peer.name not in names:
+            continue
+        reason = peer.install()
+        if reason:
+            print(f"{peer.name}: not measured: {reason}", flush=True)
+        else:
+            found.append(peer)
+    return found
+
+
+async def show_requests(texts: Texts, peers: list[Peer], count: int) -> None:
+    print(f"\n{'':<30}{'CPU ms a request':>20}{'first byte, ms':>18}{'beyond the engine':>20}")
+    kinds = f"{'plain':>11}{'streamed':>9}"
+    print(f"{'proxy':<22}{'at once':>8}{kinds}{kinds[2:]}{kinds}")
     base: dict[tuple[int, bool], float] = {}
-    for name, start in (("(engine alone)", directly), ("lego-rl", lambda: ours(sessions=max(WIDTHS)))):
-        async with start() as running:
-            for width in WIDTHS:
-                cells = []
-                for streamed in (False, True):
-                    count = max(options.requests // (2 if streamed else 1), width)
-                    cpu, first, events = await requests(running, texts, count=count, streamed=streamed, width=width)
-                    base.setdefault((width, streamed), first)
-                    cells.append((cpu, first, first - base[width, streamed], events))
-                (p, s) = cells
-                print(
-                    f"{name:<24}{width:>6}{p[0]:>12.2f}{s[0]:>9.2f}{p[1]:>9.1f}{s[1]:>9.1f}{p[2]:>11.1f}{s[2]:>9.1f}"
-                    f"   {s[3]} events",
-                    flush=True,
-                )
+    subjects: list[tuple[str, Start]] = [("(engine alone)", directly), ("lego-rl", partial(ours, sessions=max(WIDTHS)))]
+    for name, start in [*subjects, *((peer.name, partial(before_engine, peer)) for peer in peers)]:
+        try:
+            async with start() as running:
+                for width in WIDTHS:
+                    print(f"{name:<22}{width:>8}{await cells(running, texts, base, count, width)}", flush=True)
+        except Exception as problem:
+            print(f"{name:<22}stopped here: {_told(problem)}", flush=True)
 
 
-async def show_conversation(texts: Texts) -> None:
+async def cells(running: Running, texts: Texts, base: dict[tuple[int, bool], float], count: int, width: int) -> str:
+    figures = []
+    for streamed in (False, True):
+        wanted = max(count // (2 if streamed else 1), width)
+        cpu, first, events = await requests(running, texts, count=wanted, streamed=streamed, width=width)
+        figures.append((cpu, first, first - base.setdefault((width, streamed), first)))
+    plain, stream = figures
+    return (
+        f"{plain[0]:>11.2f}{stream[0]:>9.2f}{plain[1]:>9.1f}{stream[1]:>9.1f}{plain[2]:>11.1f}{stream[2]:>9.1f}"
+        f"   {events} events"
+    )
+
+
+def _told(problem: BaseException) -> str:
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    return " ".join(str(problem).split())[:200] or type(problem).__name__
+
+
+async def show_conversation(texts: Texts, peers: list[Peer]) -> None:
     print(f"\n{TURNS} turns × {TURN_TOKENS} tokens, Qwen3's tokeniser, thinking on")
-    print(f"{'proxy':<24}{'tails':>6}{'CPU s':>9}{'kept':>9}{'calls':>9}{'turn 100 / 10':>15}{'tokens':>9}")
-    for tools in (True, False):
-        talk = texts.talk(TURNS, TURN_TOKENS, tools=tools)
-        async with ours(sessions=1, thinking=True) as running:
-            told = await converse(running, talk, {})
-        print(
-            f"{'lego-rl':<24}{'tool' if tools else 'user':>6}{sum(told.cpu):>9.2f}{told.kept:>6}/{TURNS - 1}"
-            f"{told.intact:>5}/{TURNS}{told.growth:>15.2f}{told.tokens:>9}",
-            flush=True,
-        )
-        if os.environ.get("SHOW_TURNS"):
-            print(" ".join(f"{1000 * each:.1f}" for each in told.cpu))
+    print(f"{'proxy':<22}{'tails':>6}{'CPU s':>9}{'kept':>9}{'calls':>9}{'turn 100 / 10':>15}{'tokens':>9}")
+    subjects: list[tuple[str, Start]] = [("lego-rl", partial(ours, sessions=1, thinking=True))]
+    for name, start in [*subjects, *((peer.name, partial(before_engine, peer)) for peer in peers)]:
+        for tools in (True, False):
+            talk = texts.talk(TURNS, TURN_TOKENS, tools=tools)
+            kind = f"{name:<22}{'tool' if tools else 'user':>6}"
+            try:
+                async with start() as running:
+                    # An engine that is sent messages renders them by the model's own template, as vLLM does.
+                    told = await converse(running, talk, {} if name == "lego-rl" else {"tokenizer": str(checkpoint())})
+            except Exception as problem:
+                print(f"{kind} stopped: {_told(problem)}", flush=True)
+                continue
+            print(
+                f"{kind}{sum(told.cpu):>9.2f}{told.kept:>6}/{TURNS - 1}{told.intact:>5}/{TURNS}{told.growth:>15.2f}"
+                f"{told.tokens:>9}",
+                flush=True,
+            )
+
+
+async def show_bodies(texts: Texts) -> None:
+    print("\na first request of one large body")
+    filler = texts.piece(20_000)
+    async with ours(sessions=len(BODIES)) as running:
+        for endpoint, size in zip(running.endpoints, BODIES, strict=True):
+            text = (filler * (size // len(filler) + 1))[:size]
+            connection = await Connection.to(endpoint.port)
+            used = running.cpu_s()
+            answer = await connection.ask(endpoint.request({"messages": [SYSTEM, {"role": "user", "content": text}]}))
+            connection.close()
+            asked = orjson.loads(answer.body).get("usage", {}).get("prompt_tokens")
+            spent = running.cpu_s() - used
+            print(
+                f"{size / 1e6:>10.2f} MB: status {answer.status}, {asked} prompt tokens, {spent:.2f} CPU-s", flush=True
+            )
+
+
+async def show_memory(texts: Texts, sessions: int, spill: Path | None) -> None:
+    """Every session stays open with its whole history."""
+    piece = MEMORY_TOKENS // MEMORY_TURNS - 160
+    with tempfile.TemporaryDirectory(prefix="lego-rl-spill-", dir=spill) as folder:
+        async with ours(sessions=sessions, spill=Path(folder)) as running:
+            empty = peak_mb(running.pid)
+            used = running.cpu_s()
+            for endpoint in running.endpoints:
+                connection = await Connection.to(endpoint.port)
+                messages: list[Mapping[str, Any]] = [SYSTEM]
+                for _ in range(MEMORY_TURNS):
+                    messages.append({"role": "user", "content": texts.piece(piece)})
+                    answer = await connection.ask(endpoint.request({"messages": messages, "tools": [TOOL]}))
+                    if answer.status != 200:
+                        raise RuntimeError(f"status {answer.status}: {answer.body[:400]!r}")
+                    told = orjson.loads(answer.body)
+                    messages.append({"role": "assistant", "content": told["choices"][0]["message"]["content"]})
+                connection.close()
+            tokens, rows = told["usage"]["total_tokens"], told["usage"]["total_tokens"] - 1
+            print(
+                f"\n{sessions} sessions of {tokens} tokens each, all open; routed experts of 40 layers, top 8, on disk"
+            )
+            print(
+                f"  peak RSS {peak_mb(running.pid):.0f} MB (empty: {empty:.0f} MB), {running.cpu_s() - used:.0f} CPU-s"
+            )
+            print(f"  routed experts of all: {sessions * rows * 320 / 1e9:.1f} GB", flush=True)
 
 
 async def run(options: argparse.Namespace) -> None:
     texts = Texts(checkpoint())
+    peers = [] if options.alone else installed(options.peer)
+    print(f"encoding 1,000 tokens takes {texts.busy_ms():.1f} CPU ms here and now; 1.2 where nothing else runs")
     if "requests" in options.part:
-        await show_requests(texts, options)
+        await show_requests(texts, peers, options.requests)
     if "conversation" in options.part:
-        await show_conversation(texts)
+        await show_conversation(texts, peers)
+    if "bodies" in options.part:
+        await show_bodies(texts)
+    if "memory" in options.part:
+        await show_memory(texts, options.sessions, options.spill)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=PARTS, action="append", default=[])
+    parser.add_argument("--peer", choices=[peer.name for peer in PEERS], action="append", default=[])
+    parser.add_argument("--alone", action="store_true", help="no peers")
     parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--sessions", type=int, default=512, help="of the part `memory`; 17 GB of disk for 512")
+    parser.add_argument("--spill", type=Path, help="folder with room for them")
     options = parser.parse_args()
     options.part = options.part or list(PARTS)
     asyncio.run(run(options))

@@ -16,17 +16,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import yaml
 
-from engine.core.records import ImageSpec, ModelInfo, Task, Trial, TrialKey
+from engine.core.records import Generation, ImageSpec, ModelInfo, Task, Trial, TrialKey
 from engine.inference.probe import WeightProbe
 from engine.inference.vllm_http import VllmServer
 from engine.proxy.app import LlmProxy
 
 ROOT = Path(__file__).parents[1]
 MODEL = "model"
-ROOM = 1 << 20
+ROOM = 1 << 23
 """Tokens: more than any conversation here."""
+LAYERS, TOP_K = 40, 8
 
 
 def engine(folder: Path, port: int) -> VllmServer:
@@ -50,6 +52,28 @@ def proxy() -> LlmProxy:
         max_tokens_per_turn=ROOM,
         max_body_mb=64,
     )
+
+
+class Routed:
+    """An engine in this process whose answers carry the routed experts of a 40-layer top-8 model."""
+
+    def __init__(self, tokens: int) -> None:
+        self._random = np.random.default_rng(0)
+        self._tokens = tokens
+
+    async def generate(self, prompt_ids: Any, *, routed_start: int, stop_token_ids: Any, **_: Any) -> Generation:
+        ids = np.full(self._tokens, 1000, np.int32)
+        ids[-1] = stop_token_ids[0]
+        rows = len(prompt_ids) + len(ids) - 1 - routed_start
+        return Generation(
+            token_ids=ids,
+            logprobs=np.full(len(ids), -0.25, np.float32),
+            finish_reason="stop",
+            policy_versions=np.zeros(len(ids), np.int32),
+            routed_experts=self._random.integers(0, 128, (rows, LAYERS, TOP_K), dtype=np.uint8),
+            routed_start=routed_start,
+            cached_tokens=0,
+        )
 
 
 def model(folder: Path, *, layers: int = 0, top_k: int = 0, thinking: bool = False) -> ModelInfo:
@@ -103,12 +127,12 @@ def trial(number: int) -> Trial:
     )
 
 
-async def opened(served: LlmProxy, count: int) -> list[Any]:
+async def opened(served: LlmProxy, count: int, folder: Path) -> list[Any]:
     """Sessions, each on a loopback port of its own."""
     sessions = []
     for number in range(count):
         listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        session = served.open(trial(number), harness(), listener.getsockname()[1])
+        session = served.open(trial(number), harness(), listener.getsockname()[1], folder)
         await session.serve(listener)
         sessions.append(session)
     return sessions
@@ -120,14 +144,16 @@ def said(session: Any) -> dict[str, str]:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory(prefix="lego-rl-proxy-") as name:
+    with tempfile.TemporaryDirectory(prefix="lego-rl-proxy-", dir=options.spill) as name:
         folder = Path(name)
-        behind, served = engine(folder, options.engine_port), proxy()
+        served = proxy()
+        behind: Any = Routed(tokens=160) if options.routed else engine(folder, options.engine_port)
         info = model(options.model, thinking=options.thinking)
         try:
-            await behind.start(info, folder)
+            if not options.routed:
+                await behind.start(info, folder)
             await served.start(info, behind)
-            sessions = await opened(served, options.sessions)
+            sessions = await opened(served, options.sessions, folder)
             print(json.dumps([said(session) for session in sessions]), flush=True)
             for line in iter(lambda: asyncio.to_thread(sys.stdin.readline), None):
                 if not (await line).strip():
@@ -137,7 +163,8 @@ async def serve(options: argparse.Namespace) -> None:
                 print(json.dumps(told), flush=True)
         finally:
             await served.stop()
-            await behind.stop()
+            if not options.routed:
+                await behind.stop()
 
 
 def main() -> None:
@@ -146,6 +173,8 @@ def main() -> None:
     parser.add_argument("--engine-port", type=int, required=True)
     parser.add_argument("--sessions", type=int, required=True)
     parser.add_argument("--thinking", action="store_true")
+    parser.add_argument("--routed", action="store_true", help="routed experts, from an engine in this process")
+    parser.add_argument("--spill", type=Path, help="folder that they are spilled below")
     asyncio.run(serve(parser.parse_args()))
 
 

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import venv
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,13 +21,18 @@ class Peer:
     name: str
     requirements: tuple[str, ...]
     """Pinned, so that two runs compare the same."""
-    streams: bool = True
-    """Whether its proxy can stream at all."""
+    launch: Callable[[Path, int, int, Path], Sequence[str]]
+    """From its virtual environment's folder, its own port, the engine's, and a folder for its files, to a command."""
+    path: str = "/v1"
+    """Of its API."""
 
     @property
     def folder(self) -> Path:
         told = json.dumps([self.requirements, sys.version_info[:2]])
         return cache() / "peers" / f"{self.name}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+
+    def command(self, port: int, engine: int, scratch: Path) -> Sequence[str]:
+        return self.launch(self.folder, port, engine, scratch)
 
     @property
     def python(self) -> Path:
@@ -52,9 +58,21 @@ class Peer:
         return ""
 
 
+def _rllm(venv_folder: Path, port: int, engine: int, scratch: Path) -> Sequence[str]:
+    worker = f"http://127.0.0.1:{engine}/v1"
+    gateway = [str(venv_folder / "bin/python"), "-m", "rllm_model_gateway", "--host", "127.0.0.1", "--port", str(port)]
+    return [*gateway, "--worker", worker, "--db-path", str(scratch / "traces.db")]
+
+
+def _litellm(venv_folder: Path, port: int, engine: int, scratch: Path) -> Sequence[str]:
+    behind = {"model": "hosted_vllm/model", "api_base": f"http://127.0.0.1:{engine}/v1", "api_key": "none"}
+    settings = {"model_list": [{"model_name": "model", "litellm_params": behind}]}
+    (scratch / "config.yaml").write_text(json.dumps(settings))  # JSON is YAML
+    command = [str(venv_folder / "bin/litellm"), "--config", str(scratch / "config.yaml"), "--host", "127.0.0.1"]
+    return [*command, "--port", str(port)]
+
+
 PEERS = (
-    Peer(name="rllm-model-gateway", requirements=("rllm-model-gateway==0.1.0",)),
-    Peer(name="verifiers", requirements=("verifiers==0.4.0", "renderers==0.1.12")),
-    Peer(name="litellm", requirements=("litellm[proxy]==1.110.2",)),
-    Peer(name="agentlightning", requirements=("agentlightning==0.3.0",)),
+    Peer(name="rllm-model-gateway", requirements=("rllm-model-gateway==0.1.0",), launch=_rllm),
+    Peer(name="litellm", requirements=("litellm[proxy]==1.110.2",), launch=_litellm),
 )

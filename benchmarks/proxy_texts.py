@@ -7,6 +7,7 @@ import struct
 import subprocess
 import tarfile
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,19 +80,31 @@ class Texts:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        sources = sorted((Path(__file__).parents[1] / "engine").rglob("*.py"))
-        self._ids = self._encode("".join(source.read_text() for source in sources))
+        self._sources = sorted((Path(__file__).parents[1] / "engine").rglob("*.py"))
+        self._ids: list[int] = []
+        """Of the sources that were needed so far."""
         self._at = 0
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def piece(self, tokens: int) -> str:
-        """The next text of about so many tokens."""
+        """The next text of about so many tokens; no mark of a message's format stands in it."""
+        while self._at + tokens > len(self._ids) and self._sources:
+            self._ids += self._encode(self._sources.pop(0).read_text())
         if self._at + tokens > len(self._ids):
             self._at = 0
         self._at += tokens
-        return str(self._tokenizer.decode(self._ids[self._at - tokens : self._at])).replace("\ufffd", "")
+        return (
+            str(self._tokenizer.decode(self._ids[self._at - tokens : self._at])).replace("\ufffd", "").replace("<", "(")
+        )
+
+    def busy_ms(self) -> float:
+        """Processor ms of encoding 1,000 new tokens here and now: a measure of how much others slow this machine."""
+        text = self.piece(10_000)
+        used = time.process_time()
+        self._encode(text)
+        return (time.process_time() - used) * 100
 
     def turn(self, *, text: str, reasoning: str = "", command: str = "") -> Mapping[str, Any]:
         """One assistant turn, as sampled and as a provider would return it."""

@@ -6,6 +6,8 @@ keys a component does not have says nothing.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from math import ceil
 from typing import Any
 
 from engine.core.errors import ConfigError, ConfigErrors
@@ -36,11 +38,47 @@ def _group_has_spread(config: Config) -> Iterator[ConfigError]:
         yield ConfigError("schedule.rollouts_per_prompt", rollouts, problem, "set it to at least 2")
 
 
+def _every_harness_has_a_weight(config: Config) -> Iterator[ConfigError]:
+    weights, harnesses = _weights(config), list(config["harnesses"])
+    if not weights:
+        return
+    for name in weights:
+        if name not in harnesses:
+            problem = f"there is no such harness in this mix ({', '.join(harnesses)})"
+            yield ConfigError(f"{_WEIGHTS}.{name}", weights[name], problem, "leave it out, or add it to harness=[…]")
+    missing = [name for name in harnesses if name not in weights]
+    if missing:
+        problem = f"no weight for {', '.join(missing)}"
+        yield ConfigError(_WEIGHTS, dict(weights), problem, "give one to each harness of the mix, or to none")
+
+
 def _every_harness_runs(config: Config) -> Iterator[ConfigError]:
-    rollouts, harnesses = config["schedule"]["rollouts_per_prompt"], list(config["harnesses"])
-    if len(harnesses) > rollouts:
+    """In every group of a mix by trajectory; of one by task the plan knows more."""
+    rollouts, harnesses, weights = (
+        config["schedule"]["rollouts_per_prompt"],
+        list(config["harnesses"]),
+        _weights(config),
+    )
+    if _at(config, "schedule.harness_mix.by") == "task" or (weights and set(weights) != set(harnesses)):
+        return
+    if not weights and len(harnesses) > rollouts:
         problem = f"fewer rollouts than harnesses ({', '.join(harnesses)}), so some would never run"
         yield ConfigError("schedule.rollouts_per_prompt", rollouts, problem, f"set it to at least {len(harnesses)}")
+    if weights:
+        exact = {name: Fraction(str(weight)) for name, weight in weights.items()}
+        least = min(exact, key=exact.__getitem__)
+        needed = ceil(sum(exact.values()) / exact[least])
+        if rollouts < needed:
+            problem = f"too few for one rollout of harness {least} in each group, with weight {weights[least]}"
+            way_out = f"set it to at least {needed}, give {least} more weight, or set schedule.harness_mix.by=task"
+            yield ConfigError("schedule.rollouts_per_prompt", rollouts, problem, way_out)
+
+
+_WEIGHTS = "schedule.harness_mix.weights"
+
+
+def _weights(config: Config) -> Mapping[str, Any]:
+    return _at(config, _WEIGHTS) or {}
 
 
 def _partial_rollouts_are_stale(config: Config) -> Iterator[ConfigError]:
@@ -197,6 +235,7 @@ def _pool_has_what_the_job_takes(config: Config) -> Iterator[ConfigError]:
 RULES: tuple[Rule, ...] = (
     _name_is_free,
     _group_has_spread,
+    _every_harness_has_a_weight,
     _every_harness_runs,
     _partial_rollouts_are_stale,
     _training_takes_turns,

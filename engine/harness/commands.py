@@ -110,16 +110,22 @@ def judge(program: str, result: ExecResult, exits: Mapping[int, Ending], said: s
     raise HarnessError(f"{program} exited with {result.exit_code}: {said or endings.last_line(result.stderr)}")
 
 
-def last_json(stdout: bytes) -> dict[str, Any]:
-    """The last line of output that is a JSON object; empty when none is."""
-    for line in reversed(stdout.splitlines()):
+def json_lines(stdout: bytes) -> list[dict[str, Any]]:
+    """The lines of output that are JSON objects."""
+    found = []
+    for line in stdout.splitlines():
         try:
             content = json.loads(line)
         except ValueError:
             continue
         if isinstance(content, dict):
-            return content
-    return {}
+            found.append(content)
+    return found
+
+
+def last_json(stdout: bytes) -> dict[str, Any]:
+    """The last line of output that is a JSON object; empty when none is."""
+    return next(iter(json_lines(stdout)[-1:]), {})
 
 
 def one_line(text: object) -> str:

@@ -26,6 +26,7 @@ _QUIET = (
     "OPENCODE_DISABLE_SHARE",
 )
 _PROVIDER = "lego"
+_EXIT_ERROR = 1
 
 
 class OpenCode(commands.Program):
@@ -73,9 +74,13 @@ class OpenCode(commands.Program):
         return commands.launch(task, command, variables | dict(self._environment), {}, search)
 
     def judge(self, result: ExecResult, report: bytes | None) -> tuple[Termination, str]:  # noqa: ARG002
-        error = commands.last_json(result.stdout).get("error")
+        events = commands.json_lines(result.stdout)
+        error = events[-1].get("error") if events else None
         words = commands.one_line(json.dumps(error)) if error else ""
-        return commands.judge("OpenCode", result, {0: "failed" if error else "completed"}, words)
+        exits: dict[int, commands.Ending] = {0: "failed" if error else "completed"}
+        if _healed(events):
+            exits[_EXIT_ERROR] = "completed"
+        return commands.judge("OpenCode", result, exits, words)
 
     def _package(self) -> str:
         """The one of its packages that holds this machine's executable."""
@@ -111,6 +116,14 @@ class OpenCode(commands.Program):
             "autoupdate": False,
             "share": "disabled",
         }
+
+
+def _healed(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an error was told after which the session went on to the end of a step.
+
+    The exit code tells of every error, also of a full context that a compaction then made room in."""
+    kinds = [event.get("type") for event in events]
+    return "error" in kinds and kinds[-1] == "step_finish"
 
 
 def _ripgrep() -> str:

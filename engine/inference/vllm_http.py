@@ -29,9 +29,10 @@ from engine.core.records import Generation, ModelInfo
 from engine.core.temporary import temporary_folder
 from engine.inference.answers import check_status, generation, prompt_logprobs, reason
 from engine.inference.gate import Gate
+from engine.inference.http_client import HttpClient
 from engine.inference.probe import WeightProbe
 from engine.inference.process import ServerProcess, port_taken
-from engine.inference.token_stream import whole_answer
+from engine.inference.token_stream import StreamedAnswer
 from engine.inference.vllm_faults import interpreter_fault, way_out
 from engine.inference.vllm_folder import FOLDER, folder_problems, server_variables
 from engine.inference.vllm_plugin import BACKEND, LONGEST_S, PAUSE, read_pause
@@ -106,6 +107,8 @@ class VllmServer:
         self._folder = ExitStack()
         self._socket: Path | None = None
         self._client: httpx.AsyncClient | None = None
+        """For control; sampling has a leaner one."""
+        self._sampler: HttpClient | None = None
         self._model: ModelInfo | None = None
         self._shapes: Shapes = {}
         self._version = 0
@@ -170,6 +173,7 @@ class VllmServer:
         transport = httpx.AsyncHTTPTransport(limits=limits, uds=str(self._socket) if self._socket else None)
         address = f"http://127.0.0.1:{self.port}" if self.port is not None else "http://vllm"
         self._client = httpx.AsyncClient(base_url=address, transport=transport, trust_env=False)
+        self._sampler = HttpClient(self._socket, self.port, self.max_concurrency)
         try:
             await self._server.start(self.stop_grace_s, folder)
             await self._wait()
@@ -199,7 +203,10 @@ class VllmServer:
 
     async def stop(self) -> None:
         client, self._client = self._client, None
+        sampler, self._sampler = self._sampler, None
         try:
+            if sampler is not None:
+                sampler.close()
             if client is not None:
                 await client.aclose()
         finally:
@@ -306,14 +313,14 @@ class VllmServer:
         """One request to the token endpoint. Raises InferenceError, with the server's own words where it has some."""
         request: dict[str, Any] = {
             "model": self._serving().name,
-            "token_ids": ids.tolist(),
+            "token_ids": ids,
             "sampling_params": parameters,
             "cache_salt": f"v{self._version}",
             "stream": sink is not None,
         }
         if sink is not None:
             request["stream_options"] = {"include_usage": True}
-        body = orjson.dumps(request)
+        body = orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)
         began = False
 
         def hand_over(new: Sequence[int]) -> None:
@@ -325,10 +332,11 @@ class VllmServer:
         for attempt in range(_ATTEMPTS):
             self._serving()  # another process may have taken the place of the one that broke off
             try:
-                return await self._answer(body, session, hand_over if sink is not None else None)
-            except (httpx.TimeoutException, TimeoutError) as error:
+                async with asyncio.timeout(self.request_timeout_s):
+                    return await self._answer(body, session, hand_over if sink is not None else None)
+            except TimeoutError as error:
                 raise InferenceError(f"vLLM gave {session} no answer within {self.request_timeout_s:.0f} s") from error
-            except httpx.TransportError as error:
+            except ConnectionError as error:
                 await asyncio.sleep(0.2 * (attempt + 1))
                 if began or not self._alive() or attempt == _ATTEMPTS - 1:
                     raise InferenceError(f"{session} lost vLLM ({self._state()}): {error!r}") from error
@@ -336,21 +344,15 @@ class VllmServer:
 
     async def _answer(self, body: bytes, session: str, sink: TokenSink | None) -> Mapping[str, Any]:
         """One attempt."""
-        if sink is None:
-            response = await self._post(_GENERATE, body, self.request_timeout_s)
-            check_status(response.status_code, response.content, session)
-            answer: Mapping[str, Any] = orjson.loads(response.content)
-            return answer
-        if self._client is None:
+        if self._sampler is None:
             raise InferenceError("vLLM is not running: start it first")
-        timeout = httpx.Timeout(self.request_timeout_s, connect=10.0, pool=None)
-        async with (
-            asyncio.timeout(self.request_timeout_s),
-            self._client.stream("POST", _GENERATE, content=body, headers=_JSON, timeout=timeout) as response,
-        ):
-            if response.status_code != 200:
-                check_status(response.status_code, await response.aread(), session)
-            return await whole_answer(response.aiter_lines(), sink)
+        stream = None if sink is None else StreamedAnswer(sink)
+        status, content = await self._sampler.post(_GENERATE, body, None if stream is None else stream.feed)
+        check_status(status, content, session)
+        if stream is not None:
+            return stream.whole()
+        answer: Mapping[str, Any] = orjson.loads(content)
+        return answer
 
     # ---------------------------------------------------------------- weights
 

@@ -6,7 +6,9 @@ times count every trial that was brought to its end.
 
 from collections.abc import Iterator, Sequence
 
-from engine.core.records import Exchange, Scored
+from engine.core.records import Exchange, Scored, Trajectory
+from engine.observe.atif.calls import READ, read_calls
+from engine.observe.atif.threads import threads
 from engine.observe.summary import quantiles
 from engine.wire.recorded import calls_made, can_run, tools_offered
 
@@ -22,6 +24,7 @@ def trial_metrics(scored: Sequence[Scored]) -> dict[str, float]:
             "trials/turns": sum(map(len, answers)) / len(kept),
             "trials/empty_patch": empty / len(kept),
             **_calls([exchange for some in answers for exchange in some]),
+            **_parts(kept),
         }
     return metrics | dict(_stages(scored))
 
@@ -48,6 +51,20 @@ def _calls(answers: Sequence[Exchange]) -> dict[str, float]:
         "calls/valid": valid / total,
         "calls/malformed": (total - valid - absent) / total,
         "calls/absent": absent / total,
+    }
+
+
+def _parts(kept: Sequence[Trajectory]) -> dict[str, float]:
+    """Means over the trials; a conversation without a branch has neither."""
+    branched = [one for one in kept if len(one.segments) > 1]
+    kinds = [
+        part.kind
+        for one in branched
+        for part in threads(read_calls([{name: getattr(x, name) for name in READ} for x in one.exchanges]))
+    ]
+    return {
+        "trials/compactions": kinds.count("continuation") / len(kept),
+        "trials/sub_agents": kinds.count("sub_agent") / len(kept),
     }
 
 

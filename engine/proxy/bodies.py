@@ -53,18 +53,17 @@ class Bodies:
             if size > shared:
                 best, shared, model = spans, size, before
         end: list[Span] = []
+        size = 0
         if model is not None:
             end, size = self._end(model, body[shared:], shared)
-            new = body[shared : len(body) - size]
-        else:
-            new = body
+        new = body[shared : len(body) - size]
         if new:
             start = len(self._held)
             self._held += new
             best.append((start, start + len(new)))
         kept = Body(self._held, _joined(best + end))
-        if model is not None:
-            self._recent.remove(model)  # the new one says all that it said
+        if model is not None and 2 * (shared + size) > model.size:
+            self._recent.remove(model)  # the new one goes on from it; others are branches of their own
         self._recent.append(kept)
         return kept
 

@@ -7,10 +7,15 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from engine.core.errors import ConfigError
 from engine.core.records import Split, Task, Trial, TrialKey
+from engine.run.mix import HarnessMix, shares
 from engine.run.settings import Schedule
+
+_Group = tuple[Task, Sequence[str]]
+"""A task and the harness of each of its trials."""
 
 
 def derived_seed(seed: int, *parts: object) -> int:
@@ -36,7 +41,7 @@ class Plan:
     schedule: Schedule
     tasks: tuple[Task, ...]
     harnesses: tuple[str, ...]
-    """Harness names; sample i of a group uses harness i modulo their number."""
+    """Harness names; `schedule.harness_mix` says which of them runs which trial."""
     rollout: Sampling
 
     @property
@@ -55,9 +60,15 @@ class Plan:
         planned = self.schedule.epochs * self.steps_per_epoch
         return planned if self.schedule.steps is None else min(planned, self.schedule.steps)
 
+    @property
+    def mix(self) -> HarnessMix:
+        chosen = self.schedule.harness_mix
+        return HarnessMix(by=chosen["by"], shares=shares(self.harnesses, chosen["weights"]))
+
     def check(self) -> None:
-        """Raise ConfigError when there is nothing to train on."""
+        """Raise ConfigError when there is nothing to train on, or too little for every harness of the mix."""
         if self.steps > 0:
+            self._check_mix()
             return
         if not self.tasks:
             raise ConfigError("tasks", [], "the pool is empty", "choose another pool, or settings that give tasks")
@@ -72,6 +83,16 @@ class Plan:
             "lower it, add tasks, or set schedule.drop_last=false",
         )
 
+    def _check_mix(self) -> None:
+        groups = self.steps * self.schedule.prompts_per_step
+        for name, share in self.mix.shares.items():
+            if self.mix.by == "task" and groups * share < 1:
+                problem = (
+                    f"the run trains on {groups} groups, too few for one of harness {name} (one in {ceil(1 / share)})"
+                )
+                way_out = "give it more weight, mix by trajectory, or train for more steps"
+                raise ConfigError("schedule.harness_mix.by", "task", problem, way_out)
+
     def batch(self, step: int) -> list[Task]:
         """Training tasks of a step."""
         epoch, index = divmod(step, self.steps_per_epoch)
@@ -82,13 +103,18 @@ class Plan:
 
     def trials(self, step: int, version: int) -> list[Trial]:
         """Training trials of a step, grouped by task, at attempt 0."""
-        return self._trials(self.batch(step), step, version, "train", self.schedule.rollouts_per_prompt, self.rollout)
+        epoch, index = divmod(step, self.steps_per_epoch)
+        width = self.schedule.prompts_per_step
+        each = self.steps_per_epoch * width if self.schedule.drop_last else len(self.training)
+        groups = self._groups(self.batch(step), epoch * each + index * width, self.schedule.rollouts_per_prompt)
+        return self._trials(groups, step, version, "train", self.rollout)
 
     def validation(self, step: int, version: int) -> list[Trial]:
         """Validation trials that follow a step: of the same tasks each time, so a curve compares like with like."""
         sampling = Sampling(temperature=self.schedule.validation_temperature, top_p=self.schedule.validation_top_p)
         chosen = sorted(self.held_out[: self.schedule.validation_prompts], key=lambda task: task.id)
-        return self._trials(chosen, step, version, "validation", self.schedule.validation_samples, sampling)
+        groups = self._groups(chosen, 0, self.schedule.validation_samples)
+        return self._trials(groups, step, version, "validation", sampling)
 
     @property
     def held_out(self) -> list[Task]:
@@ -97,21 +123,25 @@ class Plan:
         random.Random(derived_seed(self.seed, "validation")).shuffle(order)  # noqa: S311
         return order
 
+    def _groups(self, tasks: Sequence[Task], first: int, size: int) -> list[_Group]:
+        """`first`: how many groups the run has before these."""
+        return [(task, self.mix.group(place, size)) for place, task in enumerate(tasks, first)]
+
     def _trials(
-        self, tasks: Sequence[Task], step: int, version: int, split: Split, samples: int, sampling: Sampling
+        self, groups: Sequence[_Group], step: int, version: int, split: Split, sampling: Sampling
     ) -> list[Trial]:
         epoch = step // self.steps_per_epoch
         return [
             Trial(
                 key=TrialKey(run=self.run, epoch=epoch, task=task.id, sample=sample, attempt=0),
                 task=task,
-                harness=self.harnesses[sample % len(self.harnesses)],
+                harness=harness,
                 policy_version=version,
                 seed=derived_seed(self.seed, split, step, task.id, sample),
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
                 split=split,
             )
-            for task in tasks
-            for sample in range(samples)
+            for task, harnesses in groups
+            for sample, harness in enumerate(harnesses)
         ]

@@ -3,8 +3,9 @@
 Invariant: every value comes from the configuration; there is no default here.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,8 @@ class Schedule:
     """Tasks per optimisation step."""
     rollouts_per_prompt: int
     """Trials per task: the size of a group."""
+    harness_mix: Mapping[str, Any]
+    """`by` (trajectory or task) and `weights` (harness → weight): see `engine.run.mix`."""
     drop_last: bool
     """Whether the incomplete batch at the end of an epoch is dropped."""
     max_turns: int

@@ -34,12 +34,13 @@ class Marks:
         self.call_end = tokenizer.convert_tokens_to_ids(_CALL_END)
         self.texts = tokenizer.special_texts
         self._longest = max(map(len, self.texts), default=0)
+        self._firsts = frozenset(text[:1] for text in self.texts)
 
     def certain(self, text: str) -> int:
         """How much of a text cannot be the beginning of a control token's, spelled by other tokens, nor its last white
         space."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
-            if any(special.startswith(text[start:]) for special in self.texts):
+            if text[start] in self._firsts and any(special.startswith(text[start:]) for special in self.texts):
                 text = text[:start]
                 break
         return len(text.rstrip())

@@ -10,9 +10,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from engine.observe.atif.calls import UNREADABLE, read_calls
+from engine.observe.atif.threads import threads
 from engine.ui.places import Asked, Page, find_trial, noted
 from engine.ui.trials import group, outcome, stage_names
-from engine.wire.messages import Message, Refusal
+from engine.wire.messages import Message
 from engine.wire.recorded import answer_made, messages_sent
 
 _FACTS = (
@@ -24,8 +26,6 @@ _CALL = (
     *("id", "parent", "kind", "protocol", "finish_reason", "error", "prompt_length", "cached_tokens", "started_s"),
     *("queued_s", "generate_s"),
 )
-_UNREADABLE = (Refusal, ValueError, TypeError, KeyError, IndexError, AttributeError)
-"""What a body that is no request, or no answer, of its protocol raises."""
 
 
 def turns_page(root: Path, asked: Asked) -> Page:
@@ -48,6 +48,7 @@ def turns_page(root: Path, asked: Asked) -> Page:
         "timings": {stage: timings[stage] for stage in stage_names([{"timings": timings}])},
         "advantage": trained[0]["advantage"] if trained else None,
         "turns": _turns(row),
+        "conversation": _parts(row),
         "segments": [_segment(segment) for segment in row["segments"]],
         "problems": problems,
     }
@@ -83,6 +84,14 @@ def _turns(row: Mapping[str, Any]) -> list[Page]:
     return turns
 
 
+def _parts(row: Mapping[str, Any]) -> list[Page]:
+    """What the conversation's branches are taken for, in the order in which they began."""
+    return [
+        {"kind": part.kind, "exchanges": [call.id for call in part.calls], "after": part.anchor and part.anchor.id}
+        for part in threads(read_calls(row["exchanges"]))
+    ]
+
+
 def _places(row: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Exchange → the first segment that holds it, and the position of its first sampled token there."""
     exchanges = {exchange["id"]: exchange for exchange in row["exchanges"]}
@@ -100,7 +109,7 @@ def _said(exchange: Mapping[str, Any]) -> tuple[list[Page], str]:
     """The history that the harness sent; or none, and the body that is no such thing."""
     try:
         return [_plain(message) for message in messages_sent(exchange["protocol"], exchange["request"])], ""
-    except _UNREADABLE:
+    except UNREADABLE:
         return [], exchange["request"]
 
 
@@ -110,7 +119,7 @@ def _answer(exchange: Mapping[str, Any]) -> tuple[Page | None, str]:
         return None, ""
     try:
         return _plain(answer_made(exchange["protocol"], exchange["response"])), ""
-    except _UNREADABLE:
+    except UNREADABLE:
         return None, exchange["response"]
 
 

@@ -1,6 +1,7 @@
 """Conversations with thinking and damaged calls, by each family's renderer and in each protocol: one segment."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from proxy_pieces import CHATML, MODEL, TAGGED, TERMINAL, call_text, make_checkp
 
 from engine.core.records import Segment
 from engine.tokens import load_renderer
+from engine.tokens.tokenizer import CheckpointTokenizer
 
 FUNCTION: dict[str, Any] = TERMINAL["function"]  # type: ignore[assignment]
 RESULT = "x.py"
@@ -116,9 +118,15 @@ def script(family: str) -> list[str]:
     ]
 
 
-async def converse(checkpoint: Path, client: Client, family: str, keeps: bool) -> tuple[Segment, ...]:
+Encode = Callable[[str], list[int]]
+
+
+async def converse(
+    checkpoint: Path, client: Client, family: str, keeps: bool, encode: Encode | None = None
+) -> tuple[Segment, ...]:
     """Six turns; a user answers the one without a call. Every request is answered with 200."""
     async with served(checkpoint, script(family), renderer=family) as s:  # type: ignore[arg-type]
+        s.engine.encode = encode or s.engine.encode
         base, key = s.session.endpoint.base_url, {"authorization": f"Bearer {s.key}", "anthropic-version": "2023-06-01"}
         history: History = [{"role": "user", "content": "go"}]
         async with httpx.AsyncClient(base_url=base, headers=key, timeout=60) as http:
@@ -147,6 +155,28 @@ async def test_thinking_and_damaged_calls_leave_one_segment(
     renderer: Any = load_renderer(model_info(checkpoint, family))
     text = renderer._tokenizer.decode(segment.token_ids.tolist())
     assert [text.count(f"hm {number}\n") for number in range(6)] == [1] * 6, "in the stream each thought stands once"
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+async def test_a_spelling_that_no_text_encodes_to_is_trained_as_sampled(
+    checkpoint: Path, family: str, name: str
+) -> None:
+    """A policy may spell a word by letters. No id of it is ever replaced by the tokenizer's own spelling."""
+    tokenizer = CheckpointTokenizer(checkpoint)
+    whole = tokenizer.encode
+
+    def spelled(text: str) -> list[int]:
+        pieces = re.split(r"(</?(?:think|tool_call)>)", text)
+        return [
+            token
+            for number, piece in enumerate(pieces)
+            for part in ([piece] if number % 2 else piece)
+            for token in whole(part)
+        ]
+
+    (segment,) = await converse(checkpoint, CLIENTS[name], family, False, spelled)
+    sampled = segment.token_ids[segment.target].tolist()
+    assert len(sampled) > len(whole(tokenizer.decode(sampled))) + 20, "these are spellings of the policy's own"
 
 
 @pytest.mark.parametrize("thinking", ["qwen3.5-thinking", "qwen3.6-thinking"])

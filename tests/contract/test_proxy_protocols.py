@@ -11,6 +11,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from harness_pieces import options
 from proxy_pieces import MODEL, TERMINAL, Served, call_text, make_checkpoint, served
 
 from engine.core.records import Termination
@@ -138,6 +139,28 @@ async def test_three_turns_with_parallel_calls_are_one_segment(
     assert [len(answer_made(name, exchange.response).tool_calls) for exchange in exchanges] == [1, 2, 0]
     assert [len(messages_sent(name, exchange.request)) for exchange in exchanges] == [1, 3, 6]
     assert tools_offered(name, exchanges[0].request) == {"terminal"}
+
+
+async def test_claude_codes_billing_header_may_change_with_each_request(checkpoint: Path) -> None:
+    """As configured: one segment, and the prompt that the engine has cached."""
+    client = {"volatile": options("harness/claude_code.yaml")["client"].volatile}
+    async with served(checkpoint, list(SCRIPT), client=client) as s, claude(s) as http:
+        messages: list[Any] = [USER]
+        for number in range(3):
+            header = f"x-anthropic-billing-header: cc_version=2.1.{number}; cch=0{number};"
+            system: Any = [{"type": "text", "text": text} for text in (header, "You mend code.")]
+            asked: dict[str, Any] = {"model": MODEL, "max_tokens": 50, "messages": messages, "tools": [ANTHROPIC_TOOL]}
+            reply = await http.beta.messages.create(system=system, **asked)
+            content = [block.model_dump(exclude_none=True) for block in reply.content]
+            results = [
+                {"type": "tool_result", "tool_use_id": block["id"], "content": "r"}
+                for block in content
+                if block["type"] == "tool_use"
+            ]
+            messages += [{"role": "assistant", "content": content}, {"role": "user", "content": results}]
+        _, segments, _ = await s.session.close()
+    (segment,) = segments
+    assert segment.token_ids.tolist() == s.engine.calls[-1].prompt + s.engine.sampled[-1]
 
 
 # ---------------------------------------------------------------- who may call, and where

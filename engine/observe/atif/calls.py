@@ -13,6 +13,8 @@ from engine.core.errors import AlignmentError
 from engine.wire.messages import Message, Refusal, ToolCall
 from engine.wire.recorded import answer_made, request_sent
 
+READ = ("id", "parent", "kind", "protocol", "request", "response")
+"""Of a stored exchange, what its meaning is read from."""
 UNREADABLE = (Refusal, ValueError, TypeError, KeyError, IndexError, AttributeError)
 """What a body that is no request, or no answer, of its protocol raises."""
 

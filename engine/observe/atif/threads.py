@@ -41,7 +41,7 @@ class Thread:
     next: "Thread | None" = None
     """Its continuation."""
     children: "list[Thread]" = field(default_factory=list)
-    """Threads that were started from it, but for its continuation."""
+    """Threads that were started from it, `next` not among them; a sub-agent's continuations are its owner's too."""
 
     @property
     def first(self) -> Call:
@@ -62,7 +62,7 @@ def threads(calls: Sequence[Call]) -> list[Thread]:
     found = _cut(calls)
     _name(found)
     for thread in found:
-        if thread.kind != "continuation" and thread.owner is not None:
+        if thread.owner is not None and thread.owner.next is not thread:
             thread.owner.children.append(thread)
     return found
 
@@ -114,7 +114,7 @@ def _name(found: Sequence[Thread]) -> None:
         if again is not None:
             _hang(thread, "branch", again)
             continue
-        if thread.root and _started_by_a_call(thread, earlier):
+        if thread.root and _started_by_a_call(thread, earlier, found[number + 1 :]):
             continue
         holder = _holder(thread, earlier)
         if holder is not None and _beside(thread, holder):
@@ -162,14 +162,18 @@ def _hang(thread: Thread, kind: Kind, owner: Thread) -> None:
     thread.kind, thread.owner, thread.anchor = kind, owner, earlier[-1] if earlier else owner.first
 
 
-def _started_by_a_call(thread: Thread, earlier: Sequence[Thread]) -> bool:
-    """Whether an earlier call started the thread; notes which."""
+def _started_by_a_call(thread: Thread, earlier: Sequence[Thread], later: Sequence[Thread]) -> bool:
+    """Whether an earlier call started the thread, or the agent that it goes on with; notes which."""
     told = _told(thread, earlier)
-    if told is None:
-        told = max(_around(thread, earlier), key=lambda one: one[1].number, default=None)
-    if told is None:
+    around = max(_around(thread, earlier), key=lambda one: one[1].number, default=None)
+    found = told or around
+    if found is None:
         return False
-    thread.kind, (thread.owner, thread.anchor, thread.tool_call) = "sub_agent", told
+    thread.kind, (thread.owner, thread.anchor, thread.tool_call) = "sub_agent", found
+    before = [other for other in earlier if other.anchor is thread.anchor and other.last.number < thread.first.number]
+    if told is None and before and thread.tool_call:
+        summed_up = _passed_on(thread.last, [other.first for other in later])
+        thread.kind = "summary" if summed_up else "continuation"
     return True
 
 

@@ -43,6 +43,22 @@ CASES = {
             "asks it twice; set it to more than 600, or lower inference.request_timeout_s"
         ],
     ),
+    "weights of other harnesses": (
+        {"schedule.harness_mix": {"by": "trajectory", "weights": {"a": 1, "c": 2}}},
+        [
+            "schedule.harness_mix.weights.c=2: there is no such harness in this mix (a, b); leave it out, or add it "
+            "to harness=[…]",
+            "schedule.harness_mix.weights={'a': 1, 'c': 2}: no weight for b; give one to each harness of the mix, or "
+            "to none",
+        ],
+    ),
+    "a weight too small": (
+        {"schedule.harness_mix": {"by": "trajectory", "weights": {"a": 3, "b": 1}}},
+        [
+            "schedule.rollouts_per_prompt=2: too few for one rollout of harness b in each group, with weight 1; set it "
+            "to at least 4, give b more weight, or set schedule.harness_mix.by=task"
+        ],
+    ),
     "partial rollouts": (
         {"schedule.partial_rollouts": True},
         [
@@ -213,6 +229,8 @@ def test_every_rule_has_a_case() -> None:
         {},
         {"schedule.staleness_threshold": 1, "schedule.partial_rollouts": True, "job": {"_target_": "other.Job"}},
         {"proxy": {}, "model": {}, "train": {}},
+        {"harnesses": {"a": {}, "b": {}, "c": {}}, "schedule.harness_mix": {"by": "task", "weights": None}},
+        {"schedule.harness_mix": {"by": "trajectory", "weights": {"a": 1, "b": 1.0}}},
         {"proxy": {"top_p": 1.0}},
         {"model.renderer": "template", "harnesses.b": {"native_tool_calling": False}},
         {"model.renderer": "template:qwen3", "harnesses.b": {"native_tool_calling": True}},

@@ -168,6 +168,16 @@ def test_an_error_of_opencode_is_a_failure_whatever_its_exit_code() -> None:
             make("opencode").judge(ended(code, stdout=error), None)
 
 
+def test_an_error_that_opencode_went_on_after_is_none() -> None:
+    """A full context, in which its compaction made room: the exit code still tells of the error."""
+    told = b'{"type": "error", "error": {"name": "ContextOverflowError"}}\n{"type": "step_start"}\n'
+    finished = told + b'{"type": "step_finish"}\n'
+    assert make("opencode").judge(ended(1, stdout=finished), None)[0] is Termination.AGENT_COMPLETED
+    for stdout in (told, finished + told[: told.index(b"\n")], b'{"type": "step_finish"}\n'):
+        with pytest.raises(HarnessError, match="OpenCode exited with 1"):
+            make("opencode").judge(ended(1, stdout=stdout), None)
+
+
 def test_qwen_code_tells_of_its_limit_of_turns_by_its_exit_code() -> None:
     assert make("qwen_code").judge(ended(53), None)[0] is Termination.MAX_TURNS
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from atif_pieces import Told, check_tokens, result, says, system, user
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.observe.atif.calls import read_calls
@@ -112,11 +112,18 @@ def test_a_compaction_inside_a_sub_agent_stays_inside() -> None:
     start = told.call(None, TASK, says("", z={"prompt": "Look."}))
     compacted(told, [user("Look.")], fork=False)
     told.call(start, [result("z", "Done.")], says("All done."))
-    kinds = shape(told)
-    assert kinds[0] == ("main", [0, 6], None, "")
-    assert {kind for kind, *_ in kinds[1:]} == {"sub_agent"}
-    assert {anchor for _, _, anchor, _ in kinds[1:]} == {"x0"}
-    assert list(told.documents()) == ["e0-t-s0-a0.json"]
+    assert shape(told) == [
+        ("main", [0, 6], None, ""),
+        ("sub_agent", [1, 2], "x0", "z"),
+        ("summary", [3], "x0", "z"),
+        ("continuation", [4, 5], "x0", "z"),
+    ]
+    (document,) = told.documents().values()
+    assert [inner["extra"]["kind"] for inner in document["subagent_trajectories"]] == [
+        "sub_agent",
+        "summary",
+        "continuation",
+    ]
 
 
 def test_a_turn_that_its_harness_dropped_is_a_branch() -> None:
@@ -165,7 +172,7 @@ CALLS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
 @given(CALLS)
 def test_whatever_the_tree_each_sampled_token_is_told_once(drawn: list[tuple[int, str, str, str, bool, bool]]) -> None:
     told = Told()

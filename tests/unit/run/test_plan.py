@@ -54,6 +54,65 @@ def test_trials_of_a_step() -> None:
     assert {trial.temperature for trial in held_out} == {0.7}
 
 
+def mixed(count: int, by: str, weights: dict[str, float] | None, **changes: object) -> Plan:
+    return plan(count, harness_mix={"by": by, "weights": weights}, **changes)
+
+
+def test_a_mix_by_trajectory_has_every_harness_in_every_group() -> None:
+    made = mixed(8, "trajectory", {"a": 3, "b": 1}, rollouts_per_prompt=6)
+    had = {"a": 0, "b": 0}
+    for step in range(made.steps):
+        trials = made.trials(step, version=step)
+        for start in range(0, len(trials), 6):
+            group = [trial.harness for trial in trials[start : start + 6]]
+            assert {trial.key.task for trial in trials[start : start + 6]} == {trials[start].key.task}
+            assert sorted(group) in (list("aaaabb"), list("aaaaab")), "4.5 of a and 1.5 of b"
+        for trial in trials:
+            had[trial.harness] += 1
+        assert had["a"] == 3 * had["b"], "four groups make it come out even"
+
+
+def test_a_mix_by_task_gives_a_group_to_one_harness() -> None:
+    made = mixed(9, "task", {"a": 2, "b": 1}, prompts_per_step=3, drop_last=False)
+    of_groups = []
+    for step in range(made.steps):
+        trials = made.trials(step, version=0)
+        of_groups += [{trial.harness for trial in trials[start : start + 2]} for start in range(0, len(trials), 2)]
+    assert [len(group) for group in of_groups] == [1] * 27
+    assert sum(group == {"a"} for group in of_groups) == 18
+    assert [trial.harness for trial in made.trials(4, version=9)] == [t.harness for t in made.trials(4, version=0)]
+
+
+def test_groups_of_short_batches_are_counted_as_they_are() -> None:
+    made = mixed(5, "task", None, prompts_per_step=4, drop_last=False)
+    assert made.steps == 6
+    harnesses = [trial.harness for step in range(6) for trial in made.trials(step, version=0)]
+    assert harnesses == [name for place in range(15) for name in "ab"[place % 2] * 2]
+
+
+def test_held_out_tasks_keep_their_harnesses() -> None:
+    made = mixed(8, "trajectory", None, validation_prompts=2, validation_samples=1)
+    first = [(trial.key.task, trial.harness) for trial in made.validation(0, 0)]
+    assert [harness for _, harness in first] == ["a", "b"]
+    assert [(trial.key.task, trial.harness) for trial in made.validation(5, 5)] == first
+
+
+def test_keys_and_seeds_of_trials_are_the_same_whatever_the_mix() -> None:
+    plain = [(trial.key, trial.seed) for trial in plan(8).trials(1, version=1)]
+    assert [(trial.key, trial.seed) for trial in mixed(8, "task", {"a": 5, "b": 1}).trials(1, version=1)] == plain
+
+
+def test_a_mix_by_task_too_short_for_one_of_its_harnesses_is_refused() -> None:
+    made = mixed(8, "task", {"a": 99, "b": 1})
+    with pytest.raises(ConfigError) as refused:
+        made.check()
+    assert str(refused.value) == (
+        "schedule.harness_mix.by='task': the run trains on 24 groups, too few for one of harness b (one in 100); "
+        "give it more weight, mix by trajectory, or train for more steps"
+    )
+    mixed(8, "task", {"a": 23, "b": 1}).check()
+
+
 def test_all_held_out_tasks_when_no_number_is_given() -> None:
     assert len(plan(8, validation_prompts=None).validation(0, 1)) == 6
 

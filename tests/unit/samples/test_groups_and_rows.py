@@ -33,6 +33,17 @@ def test_groups_are_by_task_in_order_with_samples_in_order():
     assert groups[1].advantages == (0.0,)
 
 
+def test_trials_of_one_task_are_one_group_whatever_harness_ran_them():
+    def by(harness, reward, sample):
+        one = scored(reward, sample=sample)
+        ran = dataclasses.replace(one.trajectory.trial, harness=harness)
+        return dataclasses.replace(one, trajectory=dataclasses.replace(one.trajectory, trial=ran))
+
+    (group,) = make_groups([by("openhands", 1.0, 0), by("claude_code", 0.0, 1)], NORMALISED)
+    assert [one.trajectory.trial.harness for one in group.kept] == ["openhands", "claude_code"]
+    assert group.advantages[0] == -group.advantages[1] > 0.7, "compared with each other"
+
+
 def test_epochs_are_groups_of_their_own():
     groups = make_groups([scored(1.0, epoch=0), scored(0.0, epoch=1)], NORMALISED)
     assert [group.advantages for group in groups] == [(0.0,), (0.0,)]

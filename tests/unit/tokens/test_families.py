@@ -95,6 +95,12 @@ def test_without_a_template_that_writes_calls_there_is_nothing_to_compare(tmp_pa
     load_renderer(model_info(make_checkpoint(tmp_path, template), "qwen3.5"))
 
 
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-thinking"])
+def test_a_template_that_writes_thoughts_before_the_call_is_read_too(tmp_path: Path, name: str) -> None:
+    thoughts = "{% if m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
+    load_renderer(model_info(make_checkpoint(tmp_path, TAGGED_TEMPLATE.replace("{{ m.content }}", thoughts)), name))
+
+
 def test_a_template_may_be_a_file_of_its_own(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "")
     (folder / "chat_template.jinja").write_text(TAGGED_TEMPLATE)
