@@ -99,7 +99,7 @@ class BackedRenderer:
     def _parse(self, prompt: list[int], ids: list[int], tools: Tools) -> ParsedTurn:
         parsed = self._inner.parse_response(ids, tools=list(tools) or None, prompt_ids=prompt)
         decode = self._tokenizer.decode
-        return to_turn(parsed, bool(tools), self._clean, lambda start, end: decode(ids[start:end]))
+        return to_turn(parsed, tools, self._clean, lambda start, end: decode(ids[start:end]))
 
     def misreads(self, shape: Shape) -> str:
         writers: dict[str, Write] = {f"the renderer `{self.name}`": self._ids}

@@ -5,9 +5,9 @@ For the probe before launch; prompts are the renderer's. Raises what templates r
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from engine.tokens.agreement import chat_template
 from engine.tokens.probe import Write
 from engine.tokens.renderer import Tools
 from engine.tokens.tokenizer import CheckpointTokenizer
@@ -15,7 +15,7 @@ from engine.tokens.tokenizer import CheckpointTokenizer
 
 def template_writer(tokenizer: CheckpointTokenizer, thinking: bool) -> Write | None:
     """Messages to ids by the checkpoint's template; None where it has none that can be read."""
-    source = chat_template(tokenizer)
+    source = _source(tokenizer)
     if source is None:
         return None
     from jinja2 import TemplateError
@@ -38,6 +38,17 @@ def template_writer(tokenizer: CheckpointTokenizer, thinking: bool) -> Write | N
         return tokenizer.encode(template.render(**values, enable_thinking=thinking, **special))
 
     return write
+
+
+def _source(tokenizer: CheckpointTokenizer) -> str | None:
+    """A file of its own, or a text among the tokenizer's settings."""
+    file = Path(tokenizer.name_or_path) / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text("utf-8")
+    found = tokenizer.settings.get("chat_template")
+    if isinstance(found, list):
+        found = next((one.get("template") for one in found if one.get("name") in ("tool_use", "default")), None)
+    return found if isinstance(found, str) else None
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:

@@ -1,14 +1,12 @@
 """Renderers written for a model family, from the package `renderers`.
 
 Thinking is off unless asked for. History keeps what was sampled, thinking included, whatever message follows
-(`thinking_retention="all"`): a stream only ever grows. A renderer that does not read the tool calls of the checkpoint's
-own chat template is refused (`engine.tokens.agreement`).
+(`thinking_retention="all"`): a stream only ever grows.
 """
 
 from typing import Any
 
 from engine.core.errors import ConfigError
-from engine.tokens.agreement import check_agreement
 from engine.tokens.backed import BackedRenderer
 from engine.tokens.chat_template import template_writer
 from engine.tokens.tokenizer import CheckpointTokenizer
@@ -38,5 +36,4 @@ def family_renderer(name: str, thinking: bool, tokenizer: CheckpointTokenizer) -
         raise ConfigError("model.renderer", name, f"does not fit the tokenizer: {problem}", way_out) from None
     renderer = BackedRenderer(name, inner, tokenizer, followed=name in _FOLLOWED)
     renderer.taught = template_writer(tokenizer, thinking)
-    check_agreement(renderer, tokenizer)
     return renderer

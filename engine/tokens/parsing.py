@@ -9,28 +9,27 @@ it can and is silent about the rest, so what it passed over is looked for here: 
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from engine.tokens.renderer import ParsedCall, ParsedTurn
+from engine.tokens.renderer import ParsedCall, ParsedTurn, Tools
 
 _NAME = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _FUNCTION = re.compile(r"\s*<function=([^<>\s]+)")
 _PARAMETER = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 """As `renderers` reads it."""
 _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
+_BOOLEANS = {"True": True, "False": False}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def to_turn(
-    parsed: Any, tools_offered: bool, clean: Callable[[str], str], span_text: Callable[[int, int], str]
-) -> ParsedTurn:
+def to_turn(parsed: Any, tools: Tools, clean: Callable[[str], str], span_text: Callable[[int, int], str]) -> ParsedTurn:
     """`parsed` is a `renderers.ParsedResponse`; `clean` drops control tokens from text; `span_text` is the text of a
     range of the sampled tokens."""
     calls: list[ParsedCall] = []
     left_over: list[str] = []
     for attempt in parsed.tool_calls:
-        call = _call(attempt) if tools_offered else None
+        call = _call(attempt, tools) if tools else None
         if call is None:
             left_over.append(span_text(*attempt.token_span) if attempt.token_span else attempt.raw)
         else:
@@ -40,14 +39,14 @@ def to_turn(
     return ParsedTurn(content=clean(text).strip(), reasoning=reasoning, calls=tuple(calls))
 
 
-def _call(attempt: Any) -> ParsedCall | None:
+def _call(attempt: Any, tools: Tools) -> ParsedCall | None:
     name = attempt.name
     tagged = _FUNCTION.match(attempt.raw) is not None
     whole = attempt.status in ("ok", "unknown_tool") or (tagged and attempt.status == "invalid_json")
     if isinstance(name, str) and name and whole and not (tagged and _passed_over(attempt.raw)):
         arguments = attempt.arguments
         if isinstance(arguments, dict):
-            arguments = _as_written(arguments, attempt.raw) if tagged else arguments
+            arguments = _as_written(arguments, attempt.raw, _properties(name, tools)) if tagged else arguments
             return ParsedCall(name=_unicode(name), arguments=_dump(arguments), well_formed=True)
         if arguments is None:
             return ParsedCall(name=_unicode(name), arguments="{}", well_formed=True)
@@ -63,13 +62,35 @@ def _passed_over(raw: str) -> bool:
     return "<parameter" in _PARAMETER.sub("", raw)
 
 
-def _as_written(arguments: dict[str, Any], raw: str) -> dict[str, Any]:
-    """Texts with the white space that the model wrote: `renderers` strips it, and with it the indentation of code."""
+def _as_written(arguments: dict[str, Any], raw: str, properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Texts with the white space that the model wrote: `renderers` strips it, and with it the indentation of code. And
+    `True` where the tool wants a boolean: the families' own templates write booleans as Python does."""
     written = {match[1]: match[2] for match in _PARAMETER.finditer(raw)}
-    return {
-        key: written[key] if isinstance(value, str) and written.get(key, "").strip() == value else value
-        for key, value in arguments.items()
-    }
+
+    def meant(key: str, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value in _BOOLEANS and _wants_boolean(properties.get(key)):
+            return _BOOLEANS[value]
+        return written[key] if written.get(key, "").strip() == value else value
+
+    return {key: meant(key, value) for key, value in arguments.items()}
+
+
+def _properties(name: str, tools: Tools) -> Mapping[str, Any]:
+    """Schemas of a tool's parameters; a client may send what it likes."""
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, Mapping) and function.get("name") == name:
+            parameters = function.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+            return properties if isinstance(properties, Mapping) else {}
+    return {}
+
+
+def _wants_boolean(schema: Any) -> bool:
+    wanted = schema.get("type") if isinstance(schema, Mapping) else None
+    return "boolean" in (wanted if isinstance(wanted, list) else [wanted])
 
 
 def _from_other(name: str, arguments: Any) -> ParsedCall:

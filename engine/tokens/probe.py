@@ -72,6 +72,8 @@ def _difference(read: ParsedTurn, calls: Sequence[Mapping[str, Any]], reasoning:
         given = made["function"]
         if call.name != given["name"]:
             return f"calls of `{name}` are read as calls of `{' '.join(call.name.split())[:40]}`"
+        if not call.well_formed:
+            return f"calls of `{name}` are read as malformed"
         try:
             same = json.loads(call.arguments) == given["arguments"]
         except ValueError:

@@ -2,8 +2,7 @@
 
 At load a tool's result and a user's message are appended to a stand-in conversation; a template that rewrites what
 stands before them is refused, since with it no sampled token could keep its context. Each later extension is proved
-again for its own messages. Without a parser of tool calls it refuses requests that offer tools, and a parser that does
-not read the template's own calls is refused.
+again for its own messages. Without a parser of tool calls it refuses requests that offer tools.
 """
 
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.errors import ConfigError
-from engine.tokens.agreement import check_agreement
 from engine.tokens.backed import BackedRenderer
 from engine.tokens.renderer import CannotRender, Chat, Shape, Tools
 from engine.tokens.tokenizer import CheckpointTokenizer
@@ -57,6 +55,4 @@ def template_renderer(tool_parser: str | None, thinking: bool, tokenizer: Checkp
         if renderer.proved_tail(new, (_PROBE_TOOL,)) is None:
             fault = f"the chat template is not prefix-exact: appending {name} changes what stands before it"
             raise ConfigError("model.renderer", "template", fault, way_out)
-    if tool_parser:
-        check_agreement(renderer, tokenizer)
     return renderer

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from proxy_pieces import FORGETFUL, TERMINAL, call_text, make_checkpoint, model_info, tagged_call
-from proxy_pieces import TAGGED as TAGGED_TEMPLATE
+from proxy_pieces import TERMINAL, call_text, model_info, tagged_call
 
-from engine.core.errors import ConfigError
 from engine.tokens import ParsedCall, Renderer, load_renderer
 from engine.tokens.tokenizer import CheckpointTokenizer
 
@@ -70,42 +68,6 @@ def test_these_are_all_that_a_model_may_name() -> None:
         renderer = json.loads(schema.read_text())["properties"].get("renderer", {})
         named |= set(renderer.get("enum", ()))
     assert named == {name for name in NAMES if "-" not in name} | {"template"}, "test the new one here"
-
-
-# ---------------------------------------------------------------- the model's own format
-
-
-@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.8-thinking", "template:qwen3.5"])
-def test_a_renderer_that_does_not_read_the_models_own_calls_is_refused(
-    checkpoint: Path, tagged_checkpoint: Path, name: str
-) -> None:
-    """Its calls would pass as text; told at the start, with what the checkpoint's template writes."""
-    load_renderer(model_info(tagged_checkpoint, name))
-    with pytest.raises(ConfigError, match="reads no tool call in what") as caught:
-        load_renderer(model_info(checkpoint, name))
-    assert caught.value.key == "model.renderer"
-    for fitting in ("qwen3", "template:qwen3"):
-        load_renderer(model_info(checkpoint, fitting))
-        with pytest.raises(ConfigError, match="<parameter=folder>"):
-            load_renderer(model_info(tagged_checkpoint, fitting))
-
-
-@pytest.mark.parametrize("template", ["", "{{ nonesuch.x.y }}", "{{ raise_exception('no') }}", FORGETFUL])
-def test_without_a_template_that_writes_calls_there_is_nothing_to_compare(tmp_path: Path, template: str) -> None:
-    load_renderer(model_info(make_checkpoint(tmp_path, template), "qwen3.5"))
-
-
-@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-thinking"])
-def test_a_template_that_writes_thoughts_before_the_call_is_read_too(tmp_path: Path, name: str) -> None:
-    thoughts = "{% if m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
-    load_renderer(model_info(make_checkpoint(tmp_path, TAGGED_TEMPLATE.replace("{{ m.content }}", thoughts)), name))
-
-
-def test_a_template_may_be_a_file_of_its_own(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, "")
-    (folder / "chat_template.jinja").write_text(TAGGED_TEMPLATE)
-    with pytest.raises(ConfigError, match="reads no tool call"):
-        load_renderer(model_info(folder, "qwen3"))
 
 
 # ---------------------------------------------------------------- streams

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from proxy_pieces import CHATML, SETTINGS, ScriptedEngine, make_checkpoint, make_harness, model_info
 
-from engine.core.errors import ConfigError, ConfigErrors
+from engine.core.errors import ConfigErrors
 from engine.proxy.app import LlmProxy
 from engine.tokens import Shape, load_renderer
 from engine.tokens.chat_template import template_writer
@@ -39,14 +39,36 @@ def test_a_template_without_calls_leaves_them_to_the_renderer(tmp_path: Path) ->
     assert load_renderer(model_info(make_checkpoint(tmp_path, SILENT), "qwen3")).misreads(SHAPE) == ""
 
 
-@pytest.mark.parametrize(("name", "template"), [("template:qwen3", XML), ("template:glm", CHATML), ("qwen3", XML)])
-def test_a_parser_of_another_format_is_refused_at_load(tmp_path: Path, name: str, template: str) -> None:
+FAMILIES = [
+    f"{name}{thinking}" for name in ("qwen3", "qwen3.5", "qwen3.6", "qwen3.8") for thinking in ("", "-thinking")
+]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_reads_the_calls_of_its_own_format_alone(tmp_path: Path, name: str) -> None:
     """vllm-mlx#55: calls in XML passed as text."""
-    try:
-        made = load_renderer(model_info(make_checkpoint(tmp_path, template), name))
-    except ConfigError:
-        return
-    assert made.misreads(SHAPE)
+    own, other = (XML, CHATML) if name.startswith("qwen3.") else (CHATML, XML)
+    assert load_renderer(model_info(make_checkpoint(tmp_path / "own", own), name)).misreads(SHAPE) == ""
+    problem = load_renderer(model_info(make_checkpoint(tmp_path / "other", other), name)).misreads(SHAPE)
+    assert "as the checkpoint's chat template writes them" in problem
+
+
+@pytest.mark.parametrize(("name", "template"), [("template:qwen3", XML), ("template:glm", CHATML)])
+def test_a_parser_of_another_format_is_told(tmp_path: Path, name: str, template: str) -> None:
+    assert load_renderer(model_info(make_checkpoint(tmp_path, template), name)).misreads(SHAPE)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-thinking"])
+def test_a_template_that_writes_thoughts_before_the_call_is_read_too(tmp_path: Path, name: str) -> None:
+    thoughts = "{% if m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
+    folder = make_checkpoint(tmp_path, XML.replace("{{ m.content }}", thoughts))
+    assert load_renderer(model_info(folder, name)).misreads(SHAPE) == ""
+
+
+def test_a_template_may_be_a_file_of_its_own(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "")
+    (folder / "chat_template.jinja").write_text(XML)
+    assert load_renderer(model_info(folder, "qwen3")).misreads(SHAPE)
 
 
 @pytest.mark.parametrize("name", ["template:qwen3.5", "qwen3"])
