@@ -6,7 +6,7 @@ stream, then its own new prompt ids, then what it sampled; nothing that was samp
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,19 @@ class Place:
     def answered_by(self, message: Message, clean: Clean) -> "Turn | None":
         """The newest call made here whose answer this message is."""
         return next((turn for turn in reversed(self.turns) if turn.says(message, clean)), None)
+
+    def joined_by(self, message: Message, clean: Clean) -> "Turn | None":
+        """The call made after an assistant's text of the client's own, if the client joined text and answer to one."""
+        for place in self._steps.values():
+            own = place.came
+            if own is None or own.role != "assistant" or own.tool_calls or not own.text:
+                continue
+            rest = replace(message, text=message.text.removeprefix(own.text))
+            says_more = rest.text != message.text and (rest.text.strip() or rest.tool_calls)
+            turn = place.answered_by(rest, clean) if says_more else None
+            if turn is not None:
+                return turn
+        return None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -180,7 +193,7 @@ class Conversation:
                 continue
             if message.role == "assistant":
                 calls = call_places(message)
-                turn = place.answered_by(message, self._clean)
+                turn = place.answered_by(message, self._clean) or place.joined_by(message, self._clean)
                 if turn is not None:
                     turn.continued = True
                     parent, place, start = turn, turn.after, len(said)

@@ -309,6 +309,18 @@ async def test_a_client_that_goes_on_from_what_it_got_has_left_the_lost_answer()
     assert segment.exchanges == ("x0", "x2", "x3")
 
 
+async def test_an_answer_that_a_client_joined_to_a_text_of_its_own_does_not_split() -> None:
+    """As Qwen Code does, which puts words into the assistant's mouth before its answer."""
+    own = Message(role="assistant", text="Got it.")
+    c = client(['!{"command": "1"}', "more", "done"])
+    one = await c.ask(SYSTEM, TASK, own)
+    said = [replace(one, text="Got it."), result(one, "r1")]
+    two = await c.ask(SYSTEM, TASK, *said)
+    await c.ask(SYSTEM, TASK, *said, two, TASK)
+    await c.ask(SYSTEM, TASK, own)
+    assert [segment.exchanges for segment in c.segments] == [("x0", "x1", "x2"), ("x3",)]
+
+
 async def test_an_answer_that_arrived_and_was_edited_is_trained_though_its_connection_broke_later() -> None:
     c = client(["one", "two"])
     one = await c.ask(SYSTEM, TASK)
