@@ -1,6 +1,11 @@
-"""Signals as a person at a terminal has them."""
+"""Signals as a person at a terminal has them; and no property is judged by the time that an example takes."""
 
 import signal
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("lego", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("lego")
 
 for number in (signal.SIGINT, signal.SIGHUP):
     # A shell starts what it runs in the background, and nohup what it is given, with these ignored, and so would

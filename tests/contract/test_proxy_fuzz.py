@@ -481,7 +481,7 @@ def fuzz(checkpoint: Path, examples: int, number: int) -> None:
         s = runner.run(context.__aenter__())
 
         @seed(number)
-        @settings(max_examples=examples, deadline=None, database=None)
+        @settings(max_examples=examples, database=None)
         @given(request=requests())
         def check(request: tuple[str, bytes, str, list[int], bool]) -> None:
             runner.run(play(s, *request))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from atif_pieces import Told, check_tokens, result, says, system, user
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.observe.atif.calls import read_calls
@@ -172,7 +172,7 @@ CALLS = st.lists(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+@settings(max_examples=60)
 @given(CALLS)
 def test_whatever_the_tree_each_sampled_token_is_told_once(drawn: list[tuple[int, str, str, str, bool, bool]]) -> None:
     told = Told()

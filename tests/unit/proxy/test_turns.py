@@ -535,7 +535,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ACTIONS)
 def test_every_sampled_token_is_a_target_exactly_once(actions: list[tuple[str, int, str]]) -> None:
     asyncio.run(_random_tree(actions))

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.run.mix import By, HarnessMix, shares
@@ -15,7 +15,7 @@ def mix(by: By, weights: dict[str, float] | None, names: str = "ab") -> HarnessM
     return HarnessMix(by=by, shares=shares(weights or names, weights))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
+@settings(max_examples=50)
 @given(WEIGHTS, st.integers(1, 9), st.sampled_from(["trajectory", "task"]))
 def test_every_harness_has_its_exact_share_after_any_number_of_groups(
     weights: dict[str, float], size: int, by: By

@@ -30,6 +30,10 @@ class Async(Part):
     async def start(self, *arguments: Any) -> None:
         self._do("start")
 
+    def check(self, harnesses: Any) -> None:
+        """What the proxy is asked before anything else starts."""
+        self._do("check")
+
     async def stop(self) -> None:
         self._do("stop")
 
@@ -67,9 +71,9 @@ async def open_and_close(root: Path, log: list[str], fails: str = "") -> None:
 async def test_what_refuses_soonest_starts_first_and_all_is_stopped(tmp_path: Path) -> None:
     log: list[str] = []
     await open_and_close(tmp_path, log)
-    assert log[:2] == ["start proxy", "start sandbox"]
-    assert sorted(log[2:4]) == ["start inference", "start train"]
-    assert log[4:] == ["run", "stop train", "stop proxy", "stop inference", "stop sandbox"]
+    assert log[:3] == ["start proxy", "check proxy", "start sandbox"]
+    assert sorted(log[3:5]) == ["start inference", "start train"]
+    assert log[5:] == ["run", "stop train", "stop proxy", "stop inference", "stop sandbox"]
 
 
 async def test_it_tells_what_it_starts_and_waits_for(tmp_path: Path) -> None:

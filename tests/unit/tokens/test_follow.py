@@ -142,7 +142,7 @@ PARTS = [
 PARTS += ["é😀", "<", '{"name": "terminal"}', "<tool_response>", "\ufffd"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.sampled_from(PARTS), max_size=9), st.lists(st.integers(1, 5), max_size=30), st.booleans(), st.randoms()
 )

@@ -140,7 +140,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_json_at_any_places(data: st.DataObject) -> None:
     protocol, body = data.draw(st.sampled_from(CASES))

@@ -21,7 +21,7 @@ from engine.wire.openai_responses import OPENAI_RESPONSES
 from engine.wire.protocol import ArgumentsDelta, CallDelta, Delta, ReasoningDelta, TextDelta, WireProtocol
 from engine.wire.replay import opening
 
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=60)
 SIZES = st.integers(1, 200)
 
 
