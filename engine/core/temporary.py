@@ -2,12 +2,14 @@
 
 `remove_abandoned` does so without making one (`job=reap`). Invariant: a folder is removed by its maker, or by another
 process of the same user once its maker is dead. Liveness is a lock that the kernel drops with the process; it is the
-last thing to go, so that a removal that was cut short is finished by the next one.
+last thing to go, so that a removal that was cut short is finished by the next one. Before it has its lock, a folder's
+name says who makes it.
 """
 
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _LOCK = ".lock"
+_MAKER = re.compile(r"-(\d+)-[^-]+$")
 
 
 @contextmanager
@@ -24,7 +27,7 @@ def temporary_folder(kind: str, below: Path | None = None) -> Iterator[Path]:
     if below is not None:
         below.mkdir(parents=True, exist_ok=True)
     remove_abandoned(kind, below)
-    folder = Path(tempfile.mkdtemp(prefix=_prefix(kind, below), dir=below))
+    folder = Path(tempfile.mkdtemp(prefix=f"{_prefix(kind, below)}{os.getpid()}-", dir=below))
     draft = folder / f"{_LOCK}.draft"
     try:
         with draft.open("w") as file:
@@ -41,7 +44,15 @@ def remove_abandoned(kind: str, below: Path | None = None, problems: list[str] |
 
     What cannot be removed is added to `problems`; whoever makes the next folder has none of it to mend."""
     removed = []
-    for lock in (below or Path(tempfile.gettempdir())).glob(f"{_prefix(kind, below)}*/{_LOCK}"):
+    place, name = below or Path(tempfile.gettempdir()), f"{_prefix(kind, below)}*"
+    for folder in place.glob(name):
+        try:
+            if folder.lstat().st_uid == os.getuid() and _died_before_its_lock(folder):
+                _remove(folder)
+                removed.append(folder)
+        except OSError:  # gone meanwhile, or no folder
+            continue
+    for lock in place.glob(f"{name}/{_LOCK}"):
         try:
             if lock.lstat().st_uid == os.getuid() and not lock.is_symlink():
                 with lock.open() as file:
@@ -54,6 +65,13 @@ def remove_abandoned(kind: str, below: Path | None = None, problems: list[str] |
             if problems is not None:
                 problems.append(f"{lock.parent} ({error.strerror})")
     return removed
+
+
+def _died_before_its_lock(folder: Path) -> bool:
+    maker = _MAKER.search(folder.name)
+    if maker is None or folder.is_symlink() or Path(f"/proc/{maker[1]}").exists():
+        return False
+    return not (folder / _LOCK).exists()
 
 
 def _remove(folder: Path) -> None:

@@ -15,7 +15,7 @@ from engine.core.paths import compiled_dir
 
 FOLDER = "vllm"
 """The folder's kind (`engine/core/temporary.py`)."""
-_LONGEST = 107 - len(f"/lego-rl-{FOLDER}-12345678/{'u' * 36}")
+_LONGEST = 107 - len(f"/lego-rl-{FOLDER}-{2**22}-12345678/{'u' * 36}")
 """Bytes that the path above it may have: a socket's has 107 at most (unix(7)), and vLLM names its own by a UUID."""
 
 

@@ -5,10 +5,8 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,11 +68,9 @@ def prepared() -> None:
 
 
 @pytest.fixture
-def root(tmp_path: Path, prepared: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the runs lie; TMPDIR is a folder of the test's own, with a path short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="kills-") as folder:
-        monkeypatch.setenv("TMPDIR", folder)
-        yield tmp_path / "runs"
+def root(tmp_path: Path, prepared: None, short_tmp: Path) -> Path:
+    """Where the runs lie."""
+    return tmp_path / "runs"
 
 
 def test_ten_kills_lose_nothing_and_train_nothing_twice(root: Path) -> None:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -96,10 +95,9 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path, short_tmp: Path) -> Place:
     (tmp_path / "cache").mkdir()
-    with tempfile.TemporaryDirectory(prefix="kills-") as folder:
-        yield Place(tmp_path, Path(folder))
+    return Place(tmp_path, short_tmp)
 
 
 def tree(pid: int) -> dict[int, str]:

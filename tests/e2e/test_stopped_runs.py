@@ -19,10 +19,8 @@ Act = Callable[["subprocess.Popen[bytes]", Path], None]
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path, short_tmp: Path) -> Path:
     prepare()
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     return tmp_path / "runs"
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -49,10 +50,8 @@ def wait_for_the_second(process: "subprocess.Popen[bytes]", root: Path) -> Path:
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path, short_tmp: Path) -> Path:
     prepare()
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     return tmp_path / "runs"
 
 
@@ -103,6 +102,6 @@ def test_three_points_killed_in_the_second_and_resumed(root: Path) -> None:
     table = (place / "summary.txt").read_text()
     assert [line.split()[:2] for line in table.splitlines()[1:]] == [[name, "finished"] for name in POINTS]
     assert table in words
-    assert list((root.parent / "tmp").glob("lego-rl-*")) == []
+    assert list(Path(os.environ["TMPDIR"]).glob("lego-rl-*")) == []
     assert processes_naming(str(root)) == []
     print(table)

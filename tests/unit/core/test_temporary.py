@@ -1,5 +1,6 @@
 """Temporary folders go with their maker, or with the next one of their kind."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -85,3 +86,13 @@ def test_what_a_thread_still_writes_is_left_to_the_next(base: Path, monkeypatch:
         patch.setattr(Path, "rmdir", late)
     assert {entry.name for entry in folder.iterdir()} == {".lock", "late"}
     assert remove_abandoned("kind") == [folder] and list(base.iterdir()) == []
+
+
+def test_one_that_was_killed_before_its_lock_goes_too(base: Path) -> None:
+    gone = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+    dead, living, older = (base / f"lego-rl-kind-{middle}x_y1" for middle in (f"{gone}-", f"{os.getpid()}-", ""))
+    for folder in (dead, living, older):
+        folder.mkdir()
+    (dead / ".lock.draft").touch()
+    assert remove_abandoned("*") == [dead]
+    assert sorted(base.iterdir()) == sorted([living, older])
