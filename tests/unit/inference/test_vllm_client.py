@@ -362,13 +362,13 @@ def test_a_pause_that_vllm_could_not_take_is_named_before_the_start(
 
 
 def test_a_folder_too_deep_for_sockets_is_named_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    deepest = "/" + "d" * 47
+    deepest = "/" + "d" * 39
     monkeypatch.setattr("tempfile.tempdir", deepest)
     assert made().problems() == []
     monkeypatch.setattr("tempfile.tempdir", f"{deepest}d")
     (error,) = made().problems()
     assert str(error) == (
-        f"TMPDIR='{deepest}d': vLLM's sockets lie there, and a path of over 48 bytes is too long for them; "
+        f"TMPDIR='{deepest}d': vLLM's sockets lie there, and a path of over 40 bytes is too long for them; "
         "set it to a shorter path, for example TMPDIR=/tmp"
     )
 
