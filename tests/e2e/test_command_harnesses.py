@@ -84,7 +84,7 @@ def _task(folder: Path) -> Task:
     task = write_calc(folder, task_image())
     facts = {"path": "calc/__init__.py", "buggy": "return a - b", "right": "return a + b", "wrong": []}
     (task.directory / "solution/repairs.json").write_text(json.dumps(facts))
-    return replace(task, memory_mb=1536, agent_timeout_s=120)
+    return replace(task, memory_mb=1536, agent_timeout_s=600)
 
 
 def _of(task: Task, harness: Harness) -> Trial:
