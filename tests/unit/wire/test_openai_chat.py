@@ -241,6 +241,8 @@ def test_logprobs_are_one_per_token() -> None:
 
 
 def test_overflow_is_the_protocols_own_error() -> None:
-    error = OPENAI_CHAT.error(OPENAI_CHAT.context_overflow(100, 120))["error"]
+    overflow = OPENAI_CHAT.context_overflow(100, 120)
+    assert overflow.status == 400, "a 5xx would be asked again"
+    error = OPENAI_CHAT.error(overflow)["error"]
     assert error["code"] == "context_length_exceeded" and error["type"] == "invalid_request_error"
     assert "maximum context length is 100 tokens" in error["message"] and "120 tokens" in error["message"]
