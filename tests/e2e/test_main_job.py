@@ -92,7 +92,7 @@ def test_a_step_in_bubblewrap_interrupted_and_resumed(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in finished} == written
     assert Layout(root=directory).checkpoint(1).is_dir()
     assert (directory / "config.yaml").is_file()
-    assert not any((directory / "scratch").iterdir())
+    assert not (directory / "scratch").exists()
     assert processes_naming(str(tmp_path)) == []
 
     again = subprocess.run(command(tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
