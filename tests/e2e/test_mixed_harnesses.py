@@ -98,9 +98,9 @@ class Watched(LlmProxy):
 
     opened: Mapping[int, str] = {}
 
-    def open(self, trial: Trial, harness: Harness, port: int) -> TrialSession:
+    def open(self, trial: Trial, harness: Harness, port: int, folder: Path | None = None) -> TrialSession:
         self.opened = {**self.opened, trial.key.sample: harness.client.hold_back}
-        return super().open(trial, harness, port)
+        return super().open(trial, harness, port, folder)
 
 
 async def test_two_harnesses_in_one_step_are_one_group_and_each_has_its_own_rules(tmp_path: Path) -> None:
