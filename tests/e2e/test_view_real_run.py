@@ -102,7 +102,11 @@ async def held(tab: Chromium, client: httpx.AsyncClient, layout: Layout) -> None
     for name in ("phase", "step", "steps", "policy_version", "pid", "started_s", "heartbeat_s"):
         assert shown["state"][name] == state[name], name
     assert shown["state"]["steps_done"] == len(list(layout.steps.glob("step=*.parquet")))
-    assert (shown["now"] is None) == (state["phase"] == "train")
+    split, step = (
+        ("validation", state["policy_version"]) if state["phase"] == "validation" else ("train", state["step"])
+    )
+    begun = any(of == split for of, _ in read_ledger(layout, step))  # a phase begins a moment before its ledger
+    assert (shown["now"] is not None) == (begun and state["phase"] != "train")
     same_numbers(layout, pages)
 
 
