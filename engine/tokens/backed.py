@@ -106,12 +106,7 @@ class BackedRenderer:
         if self.taught is not None and writes_calls(self.taught, shape.name):
             writers["the checkpoint's chat template"] = self.taught
         for writer, write in writers.items():
-            try:
-                problem = misread(self, write, shape, self._thinks)
-            except CannotRender as refused:
-                return f"no calls of `{shape.name}` can be written: {refused}"
-            except Exception:  # a template that has no place for this conversation shows nothing
-                problem = ""
+            problem = misread(self, write, shape, self._thinks)
             if problem:
                 return f"{problem}, as {writer} writes them"
         return ""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.tokens.renderer import ParsedTurn, Renderer, Shape, Tools
+from engine.tokens.renderer import CannotRender, ParsedTurn, Renderer, Shape, Tools
 
 Write = Callable[[Sequence[Mapping[str, Any]], Tools], Sequence[int]]
 """Messages and tools to the ids of a prompt that lets the assistant speak. Raises what it likes."""
@@ -37,9 +37,14 @@ def misread(renderer: Renderer, write: Write, shape: Shape, thinks: Callable[[li
     first = {key: _harden(value) for key, value in shape.arguments.items()}
     calls = (_call(shape.name, first, 0), _call(shape.name, _SHAPE, 1))
     tools = (_tool(shape.name, {**_SHAPE, **first}),)
-    opening = list(write(_conversation((), ""), tools))
-    thought = _THOUGHT if thinks(opening) else ""
-    whole = list(write(_conversation(calls, thought), tools))
+    try:
+        opening = list(write(_conversation((), ""), tools))
+        thought = _THOUGHT if thinks(opening) else ""
+        whole = list(write(_conversation(calls, thought), tools))
+    except CannotRender as refused:
+        return f"no calls of `{shape.name}` can be written: {refused}"
+    except Exception:  # a template that has no place for this conversation shows nothing
+        return ""
     common = next((at for at, pair in enumerate(zip(opening, whole, strict=False)) if pair[0] != pair[1]), len(opening))
     stops = frozenset(renderer.stop_token_ids)
     close = next((at for at in range(common, len(whole)) if whole[at] in stops), None)
