@@ -1,4 +1,4 @@
-"""Fixtures of the sandbox suites: each test meets every runtime whose tools are there."""
+"""Fixtures of the sandbox suites, each test of which meets every runtime whose tools are there, and small models."""
 
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from sandbox_cases import make_runtime, specification, task_image
 
+from engine.core.records import ModelInfo
 from engine.sandbox.images import DebianImageStore
 from engine.sandbox.inside import ContainedSandbox
 from engine.sandbox.local import LocalRuntime
@@ -56,3 +57,17 @@ def host_server() -> Iterator[HTTPServer]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> ModelInfo:
+    from trainer_cases import write_moe  # torch takes seconds, which the sandbox suites need not wait
+
+    return write_moe(tmp_path_factory.mktemp("moe"))
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> ModelInfo:
+    from trainer_cases import write_dense  # torch takes seconds, which the sandbox suites need not wait
+
+    return write_dense(tmp_path_factory.mktemp("dense"))

@@ -190,3 +190,8 @@ def gradients(made: TorchTrainer, of: Batch) -> tuple[dict[str, Any], dict[str, 
 def largest_difference(a: dict[str, Any], b: dict[str, Any]) -> float:
     assert a.keys() == b.keys()
     return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def pair(step: int = 0, *, routed: bool = True, temperature: float = 1.0):
+    rows = [row(0, 1.0, 30, routed=routed), row(1, -1.0, 24, routed=routed), row(2, 0.0, 41, routed=routed)]
+    return batch(rows, step=step, temperature=temperature)
