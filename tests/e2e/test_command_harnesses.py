@@ -16,11 +16,12 @@ from calc_task import write_calc
 from command_pieces import CASES, DONE, SLOW, Case
 from conformance_pieces import SUBJECTS
 from harness_pieces import make_runtime, options, task_image
+from record_pieces import a_trial
 from scripted_pieces import script_ids
 from tokenizers import Tokenizer
 
 from engine.core.contracts import Harness
-from engine.core.records import Scored, Task, Termination, Trial, TrialKey
+from engine.core.records import Scored, Task, Termination
 from engine.inference.scripted import ScriptedEngine
 from engine.proxy.app import LlmProxy
 from engine.run.demonstrations import row, script
@@ -87,20 +88,6 @@ def _task(folder: Path) -> Task:
     return replace(task, memory_mb=1536, agent_timeout_s=600)
 
 
-def _of(task: Task, harness: Harness) -> Trial:
-    key = TrialKey(run="test", epoch=0, task=task.id, sample=0, attempt=0)
-    return Trial(
-        key=key,
-        task=task,
-        harness=harness.name,
-        policy_version=0,
-        seed=0,
-        temperature=1.0,
-        top_p=1.0,
-        split="train",
-    )
-
-
 async def _trial(
     harness: Harness, said: Sequence[Mapping[str, Any]], model: TinyQwen3Moe, runtime: BubblewrapRuntime, folder: Path
 ) -> Scored:
@@ -126,7 +113,7 @@ async def _trial(
     await engine.start(info, folder / "engine")
     try:
         await proxy.start(info, engine)
-        return await run_trial(_of(_task(folder), harness), shop)
+        return await run_trial(a_trial(_task(folder), harness=harness.name), shop)
     finally:
         await proxy.stop()
         await engine.stop()
@@ -192,7 +179,9 @@ async def test_what_a_warm_start_would_learn_is_a_repair_that_earns_1(
 ) -> None:
     harness = case.make()
     (tmp_path / "shown").mkdir()
-    (turns,) = script([_of(_task(tmp_path / "shown"), harness)], {harness.name: harness}, 1.0, 0).values()
+    (turns,) = script(
+        [a_trial(_task(tmp_path / "shown"), harness=harness.name)], {harness.name: harness}, 1.0, 0
+    ).values()
     said = [
         {"text": turn.text, "calls": [{"name": call.name, "arguments": call.arguments} for call in turn.calls]}
         for turn in turns

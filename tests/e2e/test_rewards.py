@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from mini_pieces import SUBMIT
 from packaging.version import Version
+from record_pieces import a_trial
 
 from engine.config.assemble import assemble
 from engine.config.compose import compose
-from engine.core.records import Scored, Task, Termination, Trial, TrialKey
+from engine.core.records import Scored, Task, Termination, Trial
 from engine.inference.scripted import ScriptedEngine
 from engine.run.trial import Workshop, run_trial
 from engine.run.workbench import check_machine, images_needed
@@ -60,16 +61,7 @@ MINI = Agent(
 
 
 def rollout(task: Task, harness: str, sample: int) -> Trial:
-    return Trial(
-        key=TrialKey(run="rewards", epoch=0, task=task.id, sample=sample, attempt=0),
-        task=task,
-        harness=harness,
-        policy_version=0,
-        seed=sample,
-        temperature=1.0,
-        top_p=1.0,
-        split="train",
-    )
+    return a_trial(task, run="rewards", sample=sample, harness=harness, seed=sample)
 
 
 def script_of(task: Task, agent: Agent) -> dict[str, object]:

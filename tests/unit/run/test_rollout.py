@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from plan_pieces import SCHEDULE, tasks
+from record_pieces import a_trial
 
 from engine.core.errors import Interrupted, RunError
-from engine.core.records import Scored, Termination, Trajectory, Trial, TrialKey, Verdict
+from engine.core.records import Scored, Termination, Trajectory, Trial, Verdict
 from engine.run import rollout
 from engine.run.drain import Drain
 from engine.run.keeper import EngineKeeper
@@ -38,17 +39,8 @@ class Engine:
             self.reason = ""
 
 
-def a_trial(sample: int) -> Trial:
-    return Trial(
-        key=TrialKey(run="r", epoch=0, task="t00", sample=sample, attempt=0),
-        task=tasks(1, 0)[0],
-        harness="a",
-        policy_version=0,
-        seed=0,
-        temperature=1.0,
-        top_p=1.0,
-        split="train",
-    )
+def trial_of(sample: int) -> Trial:
+    return a_trial(tasks(1, 0)[0], run="r", sample=sample, harness="a")
 
 
 def ended(trial: Trial, termination: Termination) -> Scored:
@@ -87,7 +79,7 @@ class Bench:
     async def run(self, *samples: int) -> list[Scored]:
         return await self.rollout.run(
             0,
-            [a_trial(sample) for sample in samples],
+            [trial_of(sample) for sample in samples],
             lambda scored: self.finished.append(str(scored.trajectory.trial.key)),
             lambda scored: self.retried.append(str(scored.trajectory.trial.key)),
         )
@@ -210,10 +202,10 @@ async def test_asked_to_end_after_the_last_trial_it_returns_them_all(bench: Benc
 async def test_a_trial_that_was_running_when_the_process_died_runs_once_more(bench: Bench) -> None:
     """Killed before its file was whole, and between the file and the ledger's line."""
     ledger = Ledger(bench.layout)
-    names = [entry(a_trial(sample)) for sample in (0, 1)]
+    names = [entry(trial_of(sample)) for sample in (0, 1)]
     ledger.move(0, names, "pending")
     ledger.move(0, names, "running")
-    Writer(bench.layout).trial(0, ended(a_trial(1), Termination.AGENT_COMPLETED))
+    Writer(bench.layout).trial(0, ended(trial_of(1), Termination.AGENT_COMPLETED))
     await bench.run(0, 1)
     assert bench.ran == ["e0-t00-s0-a0"]
     assert set(bench.states().values()) == {"finished"}
@@ -221,7 +213,7 @@ async def test_a_trial_that_was_running_when_the_process_died_runs_once_more(ben
 
 async def test_a_trial_whose_file_was_deleted_is_sampled_again(bench: Bench) -> None:
     await bench.run(0)
-    bench.layout.trial(0, "train", a_trial(0).key).unlink()
+    bench.layout.trial(0, "train", trial_of(0).key).unlink()
     await bench.run(0)
     assert bench.ran == ["e0-t00-s0-a0"] * 2
     assert "its file, or its routing, is gone" in bench.layout.ledger(0).read_text()

@@ -7,23 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from power_cut import Disk, present
+from record_pieces import a_task, a_trial
 
 from engine.core.errors import AlignmentError, RunError
 from engine.core.records import (
     Exchange,
     FileChange,
     Finding,
-    ImageSpec,
     Patch,
     Recomputed,
     Scored,
     Segment,
     StepRecord,
-    Task,
     Termination,
     TestResult,
     Trajectory,
-    Trial,
     TrialKey,
     Verdict,
 )
@@ -36,41 +34,9 @@ from engine.store.state import StateFile
 from engine.store.writer import Writer
 
 
-def a_task(folder: Path) -> Task:
-    return Task(
-        id="demo",
-        directory=folder,
-        instruction="fix it",
-        split="train",
-        fingerprint="f" * 64,
-        image=ImageSpec(name="base", suite="bookworm", packages=(), pip=()),
-        workdir="/workspace",
-        repository=folder,
-        tests=folder,
-        test_paths=("tests",),
-        python_path=(".",),
-        fail_to_pass=("tests/test_a.py::test_a",),
-        pass_to_pass=(),
-        reference=None,
-        agent_timeout_s=1.0,
-        grade_timeout_s=1.0,
-        memory_mb=1,
-        cpus=1.0,
-    )
-
-
 def a_scored(folder: Path, *, routed: bool = True, kept: bool = True) -> Scored:
     rng = np.random.default_rng(0)
-    trial = Trial(
-        key=TrialKey(run="r", epoch=0, task="demo", sample=1, attempt=0),
-        task=a_task(folder),
-        harness="openhands",
-        policy_version=3,
-        seed=7,
-        temperature=1.0,
-        top_p=1.0,
-        split="train",
-    )
+    trial = a_trial(a_task(folder), run="r", sample=1, policy_version=3, seed=7)
     exchange = Exchange(
         id="x0",
         parent=None,
