@@ -181,6 +181,9 @@ def _unknown_key(line: Override, config: DictConfig, groups: set[str], registry:
     node = OmegaConf.select(config, parent)
     if node is not None and not isinstance(node, DictConfig):
         return ConfigError(key, value, f"{parent} is a single value and has no keys", f"write {parent}=VALUE")
+    free = (schema_of(parent, plain, registry) or {}).get("additionalProperties")
+    if node is None and isinstance(free, dict):
+        return ConfigError(key, value, f"{parent} is null, no map yet", f"write '{parent}={{{leaf}: {value}}}'")
     for above in _above(key):
         node = OmegaConf.select(config, above)
         if not isinstance(node, DictConfig):

@@ -105,6 +105,11 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         ("job=report job.runs=[docs]", "job.runs='docs': this folder holds no run (neither state.json nor a run's"),
         ("job=rep", "job='rep': unknown option; did you mean reap? allowed: export, prepare, reap, report, sft,"),
         ("schedule.stepz.x=2", "schedule.stepz.x=2: unknown key; allowed: epochs, steps, "),
+        (
+            "schedule.harness_mix.weights.openhands=3",
+            "schedule.harness_mix.weights.openhands=3: schedule.harness_mix.weights is null, no map yet; write "
+            "'schedule.harness_mix.weights={openhands: 3}'",
+        ),
         ("inference.python=/bin/false", "inference.python='/bin/false': is no Python interpreter (exit code 1); name "),
         ("-m seed=1,-2", "seed=-2: out of range; give an integer ≥ 0 and ≤ 2147483647: "),
         ("-m seed=1,2 schedule.stepz=3", "schedule.stepz=3: unknown key; did you mean schedule.steps? allowed: "),
