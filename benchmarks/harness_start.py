@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from small_trial import sandbox_for, small_task
+
 from engine.config.assemble import assemble
 from engine.config.built import Built
 from engine.config.compose import compose
 from engine.core.contracts import Harness
-from engine.core.records import Endpoint, ImageSpec, SandboxSpec, Task
+from engine.core.records import Endpoint, Task
 from engine.sandbox.images import DebianImageStore
 
 PORT = 8080
@@ -47,33 +49,6 @@ class Cost:
     from_start: float
     whole: float
     cpu: float
-
-
-def small_task(folder: Path, image: ImageSpec) -> Task:
-    """A repository of one file; nothing is graded."""
-    repository = folder / "repository"
-    repository.mkdir()
-    (repository / "calc.py").write_text("def add(a, b):\n    return a - b\n")
-    return Task(
-        id="benchmark",
-        directory=folder,
-        instruction="add() in calc.py is wrong.",
-        split="train",
-        fingerprint="",
-        image=image,
-        workdir="/testbed",
-        repository=repository,
-        tests=folder,
-        test_paths=(),
-        python_path=(".",),
-        fail_to_pass=(),
-        pass_to_pass=(),
-        reference=None,
-        agent_timeout_s=120,
-        grade_timeout_s=60,
-        memory_mb=1024,
-        cpus=1,
-    )
 
 
 class Model:
@@ -116,17 +91,7 @@ class Model:
 async def trial(built: Built, harness: Harness, task: Task, images: DebianImageStore) -> tuple[float, float, float]:
     """Seconds from the task and from the start to the first request, and to the harness's end."""
     begun, model = time.perf_counter(), Model(TURNS[harness.name])
-    spec = SandboxSpec(
-        name="benchmark",
-        image=task.image,
-        mounts=(harness.mount(images),),
-        workdir=task.workdir,
-        environment={},
-        memory_mb=task.memory_mb,
-        cpus=task.cpus,
-        pids=built.sandbox.pids,
-        disk_mb=built.sandbox.disk_mb,
-    )
+    spec = sandbox_for(task, harness, images, pids=built.sandbox.pids, disk_mb=built.sandbox.disk_mb)
     sandbox = await built.sandbox.create(spec)
     try:
         await sandbox.upload(task.repository, task.workdir)

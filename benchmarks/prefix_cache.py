@@ -26,11 +26,12 @@ from typing import Any
 
 import httpx
 import numpy as np
+from small_trial import sandbox_for, small_task, trial_of
 
 from engine.config.assemble import assemble
 from engine.config.compose import compose
 from engine.core.contracts import Harness, TokenSink
-from engine.core.records import Exchange, Generation, ImageSpec, ModelInfo, SandboxSpec, Segment, Task, Trial, TrialKey
+from engine.core.records import Exchange, Generation, ImageSpec, ModelInfo, Segment
 from engine.inference.scripted import ScriptedEngine
 from engine.inference.vllm_http import VllmServer
 from engine.proxy.app import LlmProxy
@@ -202,46 +203,6 @@ async def block_size(engine: VllmServer) -> int:
     return int(line.partition('block_size="')[2].partition('"')[0])
 
 
-def small_task(folder: Path, image: ImageSpec | None) -> Task:
-    """A repository of one file; nothing is graded."""
-    repository = folder / "repository"
-    repository.mkdir(exist_ok=True)
-    (repository / "calc.py").write_text("def add(a, b):\n    return a - b\n")
-    return Task(
-        id="cached",
-        directory=folder,
-        instruction="add() in calc.py is wrong.",
-        split="train",
-        fingerprint="",
-        image=image or ImageSpec(name="none", suite=None, packages=(), pip=()),
-        workdir="/testbed",
-        repository=repository,
-        tests=folder,
-        test_paths=(),
-        python_path=(".",),
-        fail_to_pass=(),
-        pass_to_pass=(),
-        reference=None,
-        agent_timeout_s=600,
-        grade_timeout_s=60,
-        memory_mb=1536,
-        cpus=1,
-    )
-
-
-def trial_of(task: Task, harness: str) -> Trial:
-    return Trial(
-        key=TrialKey(run=f"cache-{secrets.token_hex(4)}", epoch=0, task=task.id, sample=0, attempt=0),
-        task=task,
-        harness=harness,
-        policy_version=0,
-        seed=secrets.randbelow(1 << 30),
-        temperature=1.0,
-        top_p=1.0,
-        split="train",
-    )
-
-
 # ---------------------------------------------------------------- conversations
 
 RULES = " ".join(f"Rule {number}: look at file_{number}.py before you change it, and say why." for number in range(150))
@@ -323,19 +284,7 @@ async def with_harness(started: Started, name: str, turns: int, overrides: Seque
         await proxy.start(started.model, await played(started, script))  # type: ignore[arg-type]
         stack.push_async_callback(proxy.stop)
         session = proxy.open(trial_of(task, name), harness, PORT)
-        sandbox = await built.sandbox.create(
-            SandboxSpec(
-                name="cache-harness",
-                image=task.image,
-                mounts=(harness.mount(images),),
-                workdir=task.workdir,
-                environment={},
-                memory_mb=task.memory_mb,
-                cpus=task.cpus,
-                pids=256,
-                disk_mb=512,
-            )
-        )
+        sandbox = await built.sandbox.create(sandbox_for(task, harness, images))
         stack.push_async_callback(sandbox.stop)
         await sandbox.upload(task.repository, task.workdir)
         await session.serve(await sandbox.listen(PORT))

@@ -1,14 +1,13 @@
 """The real OpenHands SDK in a real sandbox, through the real proxy and renderer: its rewrites split no segment."""
 
-import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from openhands_pieces import make_harness, make_runtime, make_task, task_image
+from harness_pieces import build_images, sandbox_of
+from openhands_pieces import make_harness, make_task
 from proxy_pieces import (
     SETTINGS,
     ScriptedEngine,
@@ -20,27 +19,16 @@ from proxy_pieces import (
     routing,
 )
 
-from engine.core.records import Exchange, ExecResult, SandboxSpec, Segment, Termination
+from engine.core.records import Exchange, ExecResult, Segment, Termination
 from engine.proxy.app import LlmProxy
-from engine.sandbox.images import DebianImageStore
 from engine.tokens.tokenizer import CheckpointTokenizer
 
 PORT = 8080
 
 
-@pytest.fixture(scope="module")
-def images() -> DebianImageStore:
-    store = DebianImageStore()
-    missing = make_runtime().problems()
-    if missing:
-        pytest.skip(f"this machine cannot run sandboxes: {missing[0]}")
-
-    async def build() -> None:
-        for image in (task_image(), make_harness().runtime()):
-            await store.build(image, lambda line: print(line, file=sys.stderr))
-
-    asyncio.run(build())
-    return store
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    build_images(make_harness())
 
 
 def tool(name: str, arguments: Any) -> str:
@@ -49,7 +37,7 @@ def tool(name: str, arguments: Any) -> str:
 
 
 async def converse(
-    script: list[Step], images: DebianImageStore, folder: Path, **settings: Any
+    script: list[Step], folder: Path, **settings: Any
 ) -> tuple[tuple[Exchange, ...], tuple[Segment, ...], Termination | None, ExecResult, ScriptedEngine]:
     """One trial; returns what the session captured and how the harness ended."""
     checkpoint = make_checkpoint(folder / "model")
@@ -57,26 +45,11 @@ async def converse(
     engine = ScriptedEngine(encode=encode, script=script, stop=encode("<|im_end|>")[0])
     limits = {"max_prompt_tokens": 40_000, "max_response_tokens": 20_000, "max_tokens_per_turn": 400}
     proxy = LlmProxy(**(SETTINGS | limits | settings))
-    harness, task, runtime = make_harness(max_turns=8), make_task(folder), make_runtime()
+    harness, task = make_harness(max_turns=8), make_task(folder)
     await proxy.start(model_info(checkpoint, max_context=60_000), engine)  # type: ignore[arg-type]
     try:
         session = proxy.open(make_trial(folder), harness, PORT)
-        await runtime.start(images, "test-proxy-openhands")
-        sandbox = await runtime.create(
-            SandboxSpec(
-                name="trial",
-                image=task.image,
-                mounts=(harness.mount(images),),
-                workdir=task.workdir,
-                environment={},
-                memory_mb=task.memory_mb,
-                cpus=task.cpus,
-                pids=256,
-                disk_mb=512,
-            )
-        )
-        try:
-            await sandbox.upload(task.repository, task.workdir)
+        async with sandbox_of(task, harness, folder) as sandbox:
             await session.serve(await sandbox.listen(PORT))
             launch = harness.launch(task, session.endpoint)
             await sandbox.write(launch.files)
@@ -89,15 +62,12 @@ async def converse(
                 warm=launch.warm,
             )
             exchanges, segments, termination = await session.close()
-        finally:
-            await sandbox.stop()
     finally:
-        await runtime.stop()
         await proxy.stop()
     return exchanges, segments, termination, result, engine
 
 
-async def test_whatever_the_policy_writes_the_trial_is_one_segment(images: DebianImageStore, tmp_path: Path) -> None:
+async def test_whatever_the_policy_writes_the_trial_is_one_segment(tmp_path: Path) -> None:
     script: list[Step] = [
         "I look first. \n\n" + tool("terminal", {"command": "ls -la", "security_risk": "LOW"}),
         "<think>\nhm\n</think>\n\n"
@@ -108,7 +78,7 @@ async def test_whatever_the_policy_writes_the_trial_is_one_segment(images: Debia
         tool("terminal", {"comand": "ls"}),
         "Done.",
     ]
-    exchanges, segments, termination, result, engine = await converse(script, images, tmp_path)
+    exchanges, segments, termination, result, engine = await converse(script, tmp_path)
     assert result.exit_code == 0, result.stderr.decode()[-2000:]
     assert termination is None
     assert [exchange.kind for exchange in exchanges] == ["policy"] * 6
@@ -120,16 +90,16 @@ async def test_whatever_the_policy_writes_the_trial_is_one_segment(images: Debia
 
 
 @pytest.mark.slow
-async def test_a_limit_ends_the_trial_without_a_retry(images: DebianImageStore, tmp_path: Path) -> None:
+async def test_a_limit_ends_the_trial_without_a_retry(tmp_path: Path) -> None:
     script: list[Step] = [tool("terminal", {"command": "seq 3000"})] * 8
-    exchanges, segments, termination, result, _ = await converse(script, images, tmp_path, max_response_tokens=3000)
+    exchanges, segments, termination, result, _ = await converse(script, tmp_path, max_response_tokens=3000)
     assert termination in (Termination.TOKEN_BUDGET, Termination.CONTEXT_OVERFLOW)
     assert [bool(exchange.error) for exchange in exchanges] == [False, True], "one refusal, not retried"
     assert result.exit_code != 0 and len(segments) == 1
 
 
 @pytest.mark.slow
-async def test_an_engine_that_recovers_costs_nothing(images: DebianImageStore, tmp_path: Path) -> None:
-    exchanges, segments, termination, result, _ = await converse([engine_failure(), "Done."], images, tmp_path)
+async def test_an_engine_that_recovers_costs_nothing(tmp_path: Path) -> None:
+    exchanges, segments, termination, result, _ = await converse([engine_failure(), "Done."], tmp_path)
     assert result.exit_code == 0 and termination is None and len(segments) == 1
     assert [exchange.kind for exchange in exchanges] == ["discarded", "policy"]
