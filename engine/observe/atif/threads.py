@@ -109,7 +109,7 @@ def _name(found: Sequence[Thread]) -> None:
     open_: list[Thread] = []
     """Those that are no sub-agents and did not run beside others."""
     for number, thread in enumerate(found):
-        earlier = [other for other in found[:number] if other.owner is not thread]
+        earlier = [other for other in found[:number] if not _within(other, thread)]
         again = _asked_again(thread, found[number + 1 :])
         if again is not None:
             _hang(thread, "branch", again)
@@ -130,6 +130,15 @@ def _name(found: Sequence[Thread]) -> None:
         else:
             thread.kind, thread.owner, thread.anchor = "continuation", current, current.last
             current.next = current = thread
+
+
+def _within(thread: Thread, other: Thread) -> bool:
+    """Whether it hangs on the other, directly or by threads between."""
+    while thread.owner is not None:
+        thread = thread.owner
+        if thread is other:
+            return True
+    return False
 
 
 def _asked_again(thread: Thread, later: Sequence[Thread]) -> Thread | None:

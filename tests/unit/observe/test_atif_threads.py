@@ -158,6 +158,16 @@ def test_forks_that_run_at_once_are_branches_of_the_one_that_goes_on() -> None:
     assert shape(told) == [("main", [0, 1, 4], None, ""), ("branch", [2, 3], "x1", "")]
 
 
+def test_a_request_that_came_three_times_hangs_on_no_thread_of_its_own() -> None:
+    """The last hears what the first handed to a tool, and the first hangs on the last."""
+    told = Told()
+    told.call(None, [user("a")], says("a", c0={"prompt": "a"}))
+    told.call(None, [user("a")], says(""))
+    told.call(None, [user("a")], says(""))
+    assert [kind for kind, *_ in shape(told)] == ["branch", "branch", "main"]
+    check_tokens(told.exchanges, told.documents())
+
+
 TEXTS = st.sampled_from(["", "a", "a b", "<summary>a</summary>", "Look here."])
 CALLS = st.lists(
     st.tuples(
