@@ -14,6 +14,10 @@ run: setup
 	$(PYTHON) -m engine experiment=openhands_gspo job=prepare
 	$(PYTHON) -m engine experiment=openhands_gspo
 
+# Files side by side; what starts sandboxes and engines is judged by what it leaves behind, so it runs alone.
+SIDE_BY_SIDE := $(PYTHON) -m pytest tests/configs tests/unit -n logical --maxprocesses 8 --dist loadfile
+ALONE := $(PYTHON) -m pytest tests/contract tests/e2e
+
 lint: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -23,10 +27,12 @@ lint: setup
 test test-all: FOR := tests
 
 test: lint prepare
-	$(PYTHON) -m pytest -m "not slow"
+	$(SIDE_BY_SIDE) -m "not slow"
+	$(ALONE) -m "not slow"
 
 test-all: lint prepare
-	$(PYTHON) -m pytest
+	$(SIDE_BY_SIDE)
+	$(ALONE)
 
 clean:
 	rm -rf runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
