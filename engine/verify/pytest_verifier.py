@@ -35,7 +35,8 @@ from engine.core.records import (
     WarmStart,
 )
 from engine.core.temporary import temporary_folder
-from engine.verify.canaries import CanaryFile, make_canaries, without_canaries
+from engine.verify.canaries import CanaryFile, belied, make_canaries, without_canaries
+from engine.verify.clones import make_clones
 from engine.verify.driver import TOOLCHAIN
 from engine.verify.judgement import judge, summary
 from engine.verify.report import Report, read_report
@@ -85,6 +86,7 @@ class PytestVerifier:
         *,
         requirements: Sequence[str],
         canary_files: int,
+        canary_clones: int,
         evidence_chars: int,
         start: Literal["warm", "cold"],
         slack_s: float,
@@ -93,6 +95,7 @@ class PytestVerifier:
     ) -> None:
         self.requirements = requirements
         self.canary_files = canary_files
+        self.canary_clones = canary_clones
         self.evidence_chars = evidence_chars
         self.start = start
         self.slack_s = slack_s
@@ -106,7 +109,7 @@ class PytestVerifier:
     async def grade(self, task: Task, patch: Patch, runtime: SandboxRuntime, images: ImageStore, name: str) -> Verdict:
         """Grade in a sandbox of its own. Raises GraderError and SandboxError when there can be no verdict."""
         begun = time.monotonic()
-        canaries = make_canaries(_test_folder(task), self.canary_files, random.SystemRandom())
+        canaries = self._canaries(task)
         with temporary_folder("grade") as folder:
             tree = folder / "tree"
             try:
@@ -125,6 +128,12 @@ class PytestVerifier:
         output = without_canaries(run.output, canaries)[-self.evidence_chars :]
         verdict = decide(task, canaries, read_report(run.report, mark, run.exit_code), run.ended, output)
         return replace(verdict, findings=(*findings, *verdict.findings), grade_s=time.monotonic() - begun)
+
+    def _canaries(self, task: Task) -> tuple[CanaryFile, ...]:
+        source = random.SystemRandom()
+        made = make_canaries(_test_folder(task), self.canary_files, source)
+        clones = make_clones(task.tests, task.fail_to_pass, self.canary_clones, source) if self.canary_clones else None
+        return made if clones is None else (*made, clones)
 
     def _sandbox(self, task: Task, images: ImageStore, name: str) -> SandboxSpec:
         return SandboxSpec(
@@ -189,13 +198,11 @@ def decide(task: Task, canaries: Sequence[CanaryFile], report: Report, ended: st
     elif report.fault:
         reasons.append(report.fault)
         findings.append(Finding(stage="verify", phase="grade", detail=f"report not believed: {report.fault}"))
-    known = [item for canary in canaries for item in canary.expected.items()]
-    whole = not reasons  # a run that was cut off may lack canaries as it lacks tests
-    wrong = [test for test, outcome in known if report.outcomes.get(test, "missing" if whole else outcome) != outcome]
+    wrong = belied(canaries, report.outcomes, whole=not reasons)  # one that was cut off may lack them as it lacks tests
     if wrong:
         detail = "tests of known outcome were reported otherwise: the tested code disturbs pytest"
         reasons.append(detail)
-        findings.append(Finding(stage="canaries", phase="grade", detail=detail, paths=tuple(wrong)))
+        findings.append(Finding(stage="canaries", phase="grade", detail=detail, paths=wrong))
     reasons.append(summary(results))
     resolved = len(reasons) == 1 and all(result.ok for result in results)
     return Verdict(
@@ -221,10 +228,12 @@ def _test_folder(task: Task) -> str:
 
 
 def _files(tests: Sequence[str], canaries: Sequence[CanaryFile]) -> list[str]:
-    """Files that hold named tests, in order, with canaries before and after."""
+    """Files that hold named tests, in order, with canaries before and after; copies of the tests, which may leave
+    something behind, after."""
     files = sorted({test.split("::", 1)[0] for test in tests})
-    half = (len(canaries) + 1) // 2
-    return [canary.path for canary in canaries[:half]] + files + [canary.path for canary in canaries[half:]]
+    paths = [canary.path for canary in canaries if not canary.copied]
+    half = (len(paths) + 1) // 2
+    return [*paths[:half], *files, *paths[half:], *(canary.path for canary in canaries if canary.copied)]
 
 
 def _arguments(ini: str, task: Task, files: Sequence[str]) -> list[str]:

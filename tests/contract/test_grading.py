@@ -100,12 +100,14 @@ async def test_no_cheat_is_rewarded(bench: Bench, task: Task, tmp_path: Path, na
     assert verdict.evidence
 
 
-@pytest.mark.xfail(strict=True, reason="needs canaries cloned from the target tests (issue 6)")
 async def test_a_result_that_equals_everything_is_not_rewarded(bench: Bench, task: Task, tmp_path: Path) -> None:
     always = "class Any(int):\n    def __eq__(self, other):\n        return True\n    __hash__ = int.__hash__\n\n\n"
     code = always + CODE.replace("return a - b", "return Any() if a else 0")
     patch = left_by_agent(task, {"calc/__init__.py": code}, tmp_path / "tree")
-    assert (await bench.grade(task, patch)).reward == 0.0
+    verdict = await bench.grade(task, patch)
+    assert verdict.reward == 0.0
+    assert [finding.stage for finding in verdict.findings] == ["canaries"], "by the tests alone it had been rewarded"
+    assert all(result.ok for result in verdict.tests)
 
 
 # ---------------------------------------------------------------- what is nobody's doing
