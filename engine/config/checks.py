@@ -153,15 +153,23 @@ def _clients_wait_for_the_engine(config: Config) -> Iterator[ConfigError]:
 
 
 def _patterns_can_be_read(config: Config) -> Iterator[ConfigError]:
+    for key, pattern in _patterns(config):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            way_out = "give one of Python's `re`; a backslash takes a letter's sense"
+            yield ConfigError(key, pattern, f"is no regular expression: {error}", way_out)
+
+
+def _patterns(config: Config) -> Iterator[tuple[str, str]]:
     for name, harness in config["harnesses"].items():
         for key in ("volatile", "side_calls"):
             for index, pattern in enumerate(_at(harness, f"client.{key}") or ()):
-                try:
-                    re.compile(pattern)
-                except re.error as error:
-                    full = f"harnesses.{name}.client.{key}[{index}]"
-                    way_out = "give one of Python's `re`; a backslash takes a letter's sense"
-                    yield ConfigError(full, pattern, f"is no regular expression: {error}", way_out)
+                yield f"harnesses.{name}.client.{key}[{index}]", pattern
+    for index, stage in enumerate(_at(config, "defense.stages") or ()):
+        for key in ("added", "paths"):
+            for sign, pattern in (_at(stage, key) or {}).items():
+                yield f"defense.stages[{index}].{key}[{sign!r}]", pattern
 
 
 def _mini_batches_are_filled(config: Config) -> Iterator[ConfigError]:

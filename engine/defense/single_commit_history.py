@@ -9,6 +9,7 @@ Refuses (EnvironmentFailure) when git fails or is not installed.
 import asyncio
 import hashlib
 import os
+import re
 import shutil
 import stat
 from collections import OrderedDict
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from engine.core.errors import EnvironmentFailure
 from engine.core.patch import walk_files
-from engine.core.records import Finding, Task
+from engine.core.records import Finding, Patch, Task
 from engine.defense.history import is_history
 from engine.defense.stage import Stage
 
@@ -25,6 +26,9 @@ NAME = "single_commit_history"
 _CLEAN = ("core.hooksPath=/dev/null", "core.autocrlf=false", "core.logAllRefUpdates=false", "commit.gpgSign=false")
 _KEPT_BYTES = 64 << 20
 """Repositories that are kept in memory, the latest ones."""
+_READ_BYTES = 1 << 16
+_RUNS = re.compile(rb"hookspath|fsmonitor|filter|textconv|sshcommand|pager|editor|\bcommand\b|=\s*!", re.IGNORECASE)
+"""Of git's settings, those that name a program."""
 _CONFIG = "[user]\n\tname = agent\n\temail = agent@localhost\n[gc]\n\tauto = 0\n"
 
 
@@ -52,6 +56,12 @@ class SingleCommitHistory(Stage):
             return ()
         detail = "version control data of the source was removed"
         return (Finding(stage=NAME, phase="setup", detail=detail, paths=tuple(removed[:50])),)
+
+    def extract(self, task: Task, tree: Path, patch: Patch) -> tuple[Patch, Sequence[Finding]]:
+        """Note what the agent made of its repository that acts by itself; nothing of it is ever run or read."""
+        paths = tuple(f".git/{path}" for path in _acting(tree / ".git"))
+        detail = "the agent's repository has hooks, or settings that run programs"
+        return patch, (Finding(stage=NAME, phase="extract", detail=detail, paths=paths),) if paths else ()
 
     def _keep(self, key: bytes, made: "_Repository") -> None:
         self._made[key] = made
@@ -110,6 +120,31 @@ class SingleCommitHistory(Stage):
             "TZ": "UTC",
             **people,
         }
+
+
+def _acting(folder: Path) -> list[str]:
+    """Hooks, and settings in which a program is named; of what an agent has left, which may be anything."""
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    hooks = folder / "hooks"
+    found = sorted(f"hooks/{hook.name}" for hook in hooks.iterdir()) if _is_folder(hooks) else []
+    for path in ("config", "info/attributes"):
+        file = folder / path
+        if _is_folder(file.parent) and stat.S_ISREG(_mode(file)) and _RUNS.search(file.read_bytes()[:_READ_BYTES]):
+            found.append(path)
+    return found[:50]
+
+
+def _is_folder(path: Path) -> bool:
+    return stat.S_ISDIR(_mode(path))
+
+
+def _mode(path: Path) -> int:
+    """Of the path itself, no link followed; 0 where there is nothing."""
+    try:
+        return path.lstat().st_mode
+    except OSError:
+        return 0
 
 
 def remove_history(tree: Path) -> list[str]:

@@ -195,6 +195,7 @@ def decide(task: Task, canaries: Sequence[CanaryFile], report: Report, ended: st
     reasons: list[str] = []
     if ended != "exited":
         reasons.append(_ENDINGS.get(ended, f"the tests {ended}"))
+        findings.append(Finding(stage="verify", phase="grade", detail=reasons[0]))
     elif report.fault:
         reasons.append(report.fault)
         findings.append(Finding(stage="verify", phase="grade", detail=f"report not believed: {report.fault}"))

@@ -82,6 +82,13 @@ CASES = {
             "of Python's `re`; a backslash takes a letter's sense",
         ],
     ),
+    "signs of an attack": (
+        {"defense": {"stages": [{}, {"added": {"fine": "a+", "an end": "exit("}, "paths": {}}]}},
+        [
+            "defense.stages[1].added['an end']='exit(': is no regular expression: missing ), unterminated subpattern "
+            "at position 4; give one of Python's `re`; a backslash takes a letter's sense"
+        ],
+    ),
     "nucleus": (
         {"proxy": {"top_p": 0.9}},
         [
