@@ -167,7 +167,7 @@ def _patterns(config: Config) -> Iterator[tuple[str, str]]:
             for index, pattern in enumerate(_at(harness, f"client.{key}") or ()):
                 yield f"harnesses.{name}.client.{key}[{index}]", pattern
     for index, stage in enumerate(_at(config, "defense.stages") or ()):
-        for key in ("added", "paths"):
+        for key in ("added", "paths", "said"):
             for sign, pattern in (_at(stage, key) or {}).items():
                 yield f"defense.stages[{index}].{key}[{sign!r}]", pattern
 

@@ -324,6 +324,10 @@ class Defense(Protocol):
         """After the harness ended, before anything is read from the sandbox."""
         ...
 
+    def review(self, exchanges: Sequence[Exchange]) -> Sequence[Finding]:
+        """Over what was said between harness and model; no verdict, so it has only findings."""
+        ...
+
     def extract(self, task: Task, tree: Path, patch: Patch) -> tuple[Patch, Sequence[Finding]]:
         """Filter the patch made from the agent's tree (a downloaded host copy)."""
         ...

@@ -1,14 +1,14 @@
-"""Notes signs of an attack on the grader in what a patch adds. It changes nothing: what it finds is for people to read.
+"""Notes signs of an attack, in what a patch adds and in what the policy said. What it finds is for people to read.
 
-Invariant: the patch stays as it is, so that honest code which looks suspicious costs nothing. A sign that stands in a
-file already is the base's own, and not noted.
+Invariant: nothing is changed, so that honest work which looks suspicious costs nothing. A sign that stands in a file
+already is the base's own, and not noted.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from engine.core.records import FileChange, Finding, Patch, Task
+from engine.core.records import Exchange, FileChange, Finding, Patch, Task
 from engine.defense.stage import Stage
 
 NAME = "signs"
@@ -20,13 +20,28 @@ class Signs(Stage):
     Args:
         added: what it is a sign of → regular expression, looked for in the lines that a patch adds to a file.
         paths: the same, looked for in the paths of files that it adds.
+        said: the same, looked for in the policy's answers, as they were sent (quotes in arguments are escaped there).
     """
 
     name = NAME
 
-    def __init__(self, *, added: Mapping[str, str], paths: Mapping[str, str]) -> None:
+    def __init__(self, *, added: Mapping[str, str], paths: Mapping[str, str], said: Mapping[str, str]) -> None:
         self.added = added
         self.paths = paths
+        self.said = said
+
+    def review(self, exchanges: Sequence[Exchange]) -> Sequence[Finding]:
+        """One finding for each kind of sign, with the number of the first call that shows it."""
+        policy = [exchange.response for exchange in exchanges if exchange.kind == "policy"]
+        firsts = {
+            sign: next((number for number, text in enumerate(policy, start=1) if re.search(pattern, text)), None)
+            for sign, pattern in self.said.items()
+        }
+        return [
+            Finding(stage=NAME, phase="agent", detail=f"looks like an attack: {sign} (call {number})")
+            for sign, number in firsts.items()
+            if number is not None
+        ]
 
     def extract(self, task: Task, tree: Path, patch: Patch) -> tuple[Patch, Sequence[Finding]]:
         """One finding for each kind of sign; the patch is returned as it came."""

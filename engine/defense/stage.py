@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.core.contracts import Sandbox
-from engine.core.records import Finding, Patch, Task
+from engine.core.records import Exchange, Finding, Patch, Task
 
 
 class Stage:
@@ -18,6 +18,10 @@ class Stage:
 
     async def settle(self, task: Task, sandbox: Sandbox) -> Sequence[Finding]:
         """After the harness ended, before anything is read."""
+        return ()
+
+    def review(self, exchanges: Sequence[Exchange]) -> Sequence[Finding]:
+        """Over what was said between harness and model."""
         return ()
 
     def extract(self, task: Task, tree: Path, patch: Patch) -> tuple[Patch, Sequence[Finding]]:

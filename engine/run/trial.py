@@ -117,6 +117,8 @@ async def _agent_phase(trial: Trial, shop: Workshop, folder: Path, notes: _Notes
             ending = await _converse(trial, harness, session, sandbox, notes)
         # Before anything else: what the harness left running must not sample for it.
         exchanges, segments, ended_by_proxy = await session.close()
+        for defense in shop.defenses:
+            notes.findings += defense.review(exchanges)
         ending = _reconcile(ending, ended_by_proxy, sampled=any(len(exchange.sampled_ids) for exchange in exchanges))
         if sandbox is not None and not ending[0].excluded:
             patch, ending = await _extract(trial.task, shop, sandbox, folder, notes, ending)
