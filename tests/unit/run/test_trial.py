@@ -103,6 +103,10 @@ class Stand:
         self._do("settle")
         return ()
 
+    def review(self, exchanges: Any) -> tuple[()]:
+        self._do("review")
+        return ()
+
     def extract(self, task: Any, tree: Path, patch: Any) -> Any:
         self._do("extract")
         return patch, ()
