@@ -58,13 +58,25 @@ def check_machine(built: Built, images: ImageStore, *, model: bool = True) -> No
         errors.append(ConfigError("compute.device", "cuda", "no GPU is visible on this machine", way_out))
     for harness in built.harnesses.values():
         errors += harness.problems(images)
-    for key, spec in images_needed(built).items():
-        if not key.startswith("harnesses.") and not (images.path(spec) / ".complete").exists():
-            errors.append(
-                ConfigError(key, spec.name, "is not built on this machine", "run the same command with job=prepare")
-            )
+    errors += _unbuilt(built, images)
     if errors:
         raise ConfigErrors(errors)
+
+
+def check_grading(built: Built, images: ImageStore) -> None:
+    """The same of what grading alone needs: sandboxes, tasks, the toolchain."""
+    errors = [*built.sandbox.problems(), *built.tasks.problems(), *_unbuilt(built, images)]
+    if errors:
+        raise ConfigErrors(errors)
+
+
+def _unbuilt(built: Built, images: ImageStore) -> list[ConfigError]:
+    """Images of tasks and grader that are not there; of runtimes each harness tells by itself."""
+    return [
+        ConfigError(key, spec.name, "is not built on this machine", "run the same command with job=prepare")
+        for key, spec in images_needed(built).items()
+        if not key.startswith("harnesses.") and not (images.path(spec) / ".complete").exists()
+    ]
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from view_pieces import recomputed
 
 from engine.core.errors import ConfigError, RunError
 from engine.observe.atif import export
+from engine.observe.chosen import chosen
 from engine.run.jobs.export import ExportJob
 from engine.store.layout import Layout
 from engine.store.reader import Reader
@@ -90,7 +91,7 @@ def test_a_run_that_has_begun_its_first_step(tmp_path: Path) -> None:
 def test_a_trial_that_the_run_takes_back_meanwhile_is_passed_over(tmp_path: Path) -> None:
     layout = a_run_to_export(tmp_path)
     reader = Reader(layout)
-    trials = export.chosen(reader, "train", 0)
+    trials = chosen(reader, "train", 0)
     Writer(layout).forget_trial(0, scored(1.0, "a", 1).trajectory.trial)
     assert list(export.write(reader, trials, tmp_path / "out", True)) == [2, 0, 2]
 

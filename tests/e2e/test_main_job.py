@@ -99,6 +99,19 @@ def test_a_step_in_bubblewrap_interrupted_and_resumed(tmp_path: Path) -> None:
     assert again.returncode == 0
     assert "this run is finished" in again.stdout
 
+    regraded = subprocess.run(
+        command(tmp_path, "job=regrade", "job.times=2"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert regraded.returncode == 0, regraded.stderr
+    first_line, last_line = regraded.stdout.splitlines()
+    assert first_line.startswith("3 trials, ") and first_line.endswith(" different patches, each graded 2 times")
+    assert last_line == "all verdicts are what they were"
+
 
 @pytest.mark.podman
 def test_a_step_in_podman(tmp_path: Path) -> None:

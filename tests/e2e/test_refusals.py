@@ -103,7 +103,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         ("job=report job.runs=a", "job.runs='a': wrong type, a string; give a list: "),
         ("job=report job.runs=[none]", "job.runs='none': there is no such folder; name a run's folder (the last"),
         ("job=report job.runs=[docs]", "job.runs='docs': this folder holds no run (neither state.json nor a run's"),
-        ("job=rep", "job='rep': unknown option; did you mean reap? allowed: export, prepare, reap, report, sft,"),
+        ("job=rep", "job='rep': unknown option; did you mean reap? allowed: export, prepare, reap, regrade, report,"),
         ("schedule.stepz.x=2", "schedule.stepz.x=2: unknown key; allowed: epochs, steps, "),
         (
             "schedule.harness_mix.weights.openhands=3",

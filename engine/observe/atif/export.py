@@ -5,54 +5,15 @@ a trial whose attempt is taken back meanwhile is passed over. Refuses a run that
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from engine.core.errors import AlignmentError, ConfigError, RunError
-from engine.core.records import Split
+from engine.core.errors import AlignmentError, RunError
 from engine.observe.atif.document import COLUMNS, About, documents
+from engine.observe.chosen import Named
 from engine.store.reader import Reader
-
-SPLITS: tuple[Split, ...] = ("train", "validation")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Named:
-    """Where a stored trial lies."""
-
-    split: Split
-    step: int
-    name: str
-
-
-def chosen(reader: Reader, split: Split | None, step: int | None) -> list[Named]:
-    """The finished trials of a run. Raises ConfigError when there is none."""
-    found = [
-        Named(split=one, step=number, name=name)
-        for one in SPLITS
-        for number in reader.rollouts(one)
-        if split in (None, one) and step in (None, number)
-        for name in reader.trials(number, one)
-    ]
-    if not found:
-        raise _none(reader, split, step)
-    return found
-
-
-def _none(reader: Reader, split: Split | None, step: int | None) -> ConfigError:
-    root = reader.layout.root
-    there = {one: [number for number in reader.rollouts(one) if reader.trials(number, one)] for one in SPLITS}
-    if not any(there.values()):
-        return ConfigError("job.run", str(root), "no trial of this run is finished", "export it once one is")
-    if split is not None and not there[split]:
-        return ConfigError("job.split", split, f"{root} has no finished trial of it", "leave it null for all there are")
-    steps = sorted({number for one in SPLITS if split in (None, one) for number in there[one]})
-    return ConfigError(
-        "job.step", step, f"{root} has no finished trial of it", f"name one from {steps[0]} to {steps[-1]}"
-    )
 
 
 def write(reader: Reader, trials: Sequence[Named], folder: Path, prompt_ids: bool) -> Iterator[int]:

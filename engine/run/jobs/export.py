@@ -14,7 +14,8 @@ from engine.core.errors import ConfigError, RunError
 from engine.core.records import Split
 from engine.core.temporary import temporary_folder
 from engine.core.whole import move_into_place
-from engine.observe.atif.export import Named, chosen, write
+from engine.observe.atif.export import write
+from engine.observe.chosen import Named, chosen
 from engine.observe.curves import check_runs
 from engine.observe.progress import ProgressView, make_progress
 from engine.run.drain import ended_by_its_words
