@@ -46,7 +46,8 @@ def answer(routed: NDArray[Any] | None = None, **changes: Any) -> dict[str, Any]
         "routed_experts": encoded(routes(7) if routed is None else routed),
         **changes,
     }
-    return {"choices": [choice], "usage": {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}}
+    counted = {"prompt_tokens": 5, "completion_tokens": len(choice["token_ids"])}
+    return {"choices": [choice], "usage": counted | {"prompt_tokens_details": {"cached_tokens": 4}}}
 
 
 def test_a_whole_answer() -> None:
@@ -102,6 +103,14 @@ def test_an_abort_without_tokens_is_empty() -> None:
     empty = answer(token_ids=[], logprobs={"content": []}, finish_reason="abort", routed_experts=None)
     result = generation(empty, model(), 5, 0, 0)
     assert len(result.token_ids) == 0 and result.finish_reason == "abort"
+
+
+def test_fewer_ids_than_were_sampled_are_refused() -> None:
+    """vllm#27482: a token that is left out with its log-probability shows in the engine's own count alone."""
+    short = answer(token_ids=[1, 2], logprobs={"content": answer()["choices"][0]["logprobs"]["content"][:2]})
+    short["usage"]["completion_tokens"] = 3
+    with pytest.raises(AlignmentError, match="counted 3 sampled tokens and answered 2"):
+        generation(short, model(), 5, 0, 0)
 
 
 def test_another_prompt_length_or_finish_reason_is_refused() -> None:
