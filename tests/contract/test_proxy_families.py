@@ -233,7 +233,10 @@ async def test_a_damaged_call_survives_a_compaction(checkpoint: Path, family: st
         exchanges, segments, _ = await s.session.close()
     assert [segment.exchanges for segment in segments] == [("x0", "x1"), ("x2", "x3")]
     said = [exchange.sampled_ids.tolist() for exchange in exchanges]
-    assert [segment.token_ids[segment.target].tolist() for segment in segments] == [said[0] + said[1], said[2] + said[3]]
+    assert [segment.token_ids[segment.target].tolist() for segment in segments] == [
+        said[0] + said[1],
+        said[2] + said[3],
+    ]
 
 
 @pytest.mark.parametrize("name", CLIENTS)

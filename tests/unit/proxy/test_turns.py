@@ -378,7 +378,10 @@ async def test_ids_are_the_engines_raw_output_control_tokens_included() -> None:
     one = await c.ask(SYSTEM, TASK)
     await c.ask(SYSTEM, TASK, one, result(one, "r1"))
     (segment,) = c.segments
-    assert c.engine.sampled == [[*CONTROL, *encode('a!{"command": "1"}'), *CONTROL, CLOSE], [*CONTROL, *encode("two"), *CONTROL, CLOSE]]
+    assert c.engine.sampled == [
+        [*CONTROL, *encode('a!{"command": "1"}'), *CONTROL, CLOSE],
+        [*CONTROL, *encode("two"), *CONTROL, CLOSE],
+    ]
     assert segment.token_ids[segment.target].tolist() == [token for ids in c.engine.sampled for token in ids]
     assert segment.token_ids.tolist() == c.engine.calls[-1].prompt + c.engine.sampled[-1]
 

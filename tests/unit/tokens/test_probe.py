@@ -112,7 +112,7 @@ def test_what_a_template_says_beside_the_messages_is_another_matter(tmp_path: Pa
 
 CALL = "<tool_call>{{ c.function | tojson }}</tool_call>"
 WRITTEN: dict[str, tuple[str, str]] = {
-    "other name": (CALL, "<tool_call>{\"name\": \"x\", \"arguments\": {{ c.function.arguments | tojson }}}</tool_call>"),
+    "other name": (CALL, '<tool_call>{"name": "x", "arguments": {{ c.function.arguments | tojson }}}</tool_call>'),
     "one of two": ("{% for c in m.tool_calls or [] %}", "{% for c in (m.tool_calls or [])[:1] %}"),
     "text twice": ("{{ m.content }}", "{{ m.content }}{% if m.tool_calls %}{{ m.content }}{% endif %}"),
 }
