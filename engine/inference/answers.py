@@ -2,7 +2,8 @@
 
 Invariant: as many ids as the engine counted, as many log-probabilities as ids, and one routing row for each position
 that was computed, from `routed_start` on: prompt + sampled - 1 - routed_start. Anything else is an AlignmentError that
-names both lengths; nothing is padded or cut. Rows that name an expert twice are refused too: some builds answer a buffer never written.
+names both lengths; nothing is padded or cut. Rows that name an expert twice are refused too: some builds answer a
+buffer never written.
 """
 
 import base64
