@@ -118,12 +118,13 @@ async def test_sampling_is_the_trials_own() -> None:
 async def test_histories_that_mean_the_same_are_one_segment() -> None:
     """Re-serialised arguments, dropped text ends, swapped parallel results, a renamed malformed call."""
     c = client(['look !{"command": "ls", "n": 1.0}', '!{"command": "l', "done"])
-    one = await c.ask(SYSTEM, TASK)
+    free: Any = ({"type": "function", "function": {"name": "terminal"}},)
+    one = await c.ask(SYSTEM, TASK, tools=free)
     echo = replace(one, text="look", tool_calls=(replace(one.tool_calls[0], arguments='{"n":1,"command":"ls"}'),))
     rewritten = [replace(SYSTEM, text="rules \n"), TASK, echo, result(one, "r1")]
-    two = await c.ask(*rewritten)
+    two = await c.ask(*rewritten, tools=free)
     broken = replace(two.tool_calls[0], name="_openhands_malformed_tool_call", arguments='{"tool_name": "terminal"}')
-    await c.ask(*rewritten, replace(two, tool_calls=(broken,)), result(two, "bad JSON"))
+    await c.ask(*rewritten, replace(two, tool_calls=(broken,)), result(two, "bad JSON"), tools=free)
     assert len(c.segments) == 1 and c.segments[0].exchanges == ("x0", "x1", "x2")
 
 
