@@ -2,16 +2,21 @@
 
 import base64
 import io
+import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.core.errors import AlignmentError, InferenceError
 from engine.core.records import ModelInfo
 from engine.inference.answers import generation, prompt_logprobs
+from engine.inference.token_stream import StreamedAnswer
 
 
 def model(layers: int = 2, top_k: int = 2) -> ModelInfo:
@@ -97,6 +102,28 @@ def test_logprobs_fit_the_ids_one_by_one() -> None:
         whole["choices"][0]["logprobs"]["content"][1] = {"token": token, "logprob": value}
         with pytest.raises(AlignmentError, match=r"sampled token 1 \(id 2\)"):
             generation(whole, model(), 5, 0, 0)
+
+
+@given(st.lists(st.integers(0, 600), max_size=6))
+def test_a_stream_that_is_cut_anywhere_is_the_same_answer(cuts: list[int]) -> None:
+    whole = answer(routed_experts=None)
+    (choice,) = whole["choices"]
+    steps = [
+        {"token_ids": [token], "logprobs": {"content": choice["logprobs"]["content"][at : at + 1]}}
+        for at, token in enumerate(choice["token_ids"])
+    ]
+    steps[-1]["finish_reason"] = "stop"
+    told = [*({"choices": [step]} for step in steps), {"choices": [], "usage": whole["usage"]}]
+    raw = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in told) + b"data: [DONE]\n\n"
+    taken: list[int] = []
+    stream = StreamedAnswer(taken.extend)
+    places = sorted({0, len(raw), *(cut for cut in cuts if cut < len(raw))})
+    for start, end in pairwise(places):
+        stream.feed(raw[start:end])
+    dense = model(layers=0, top_k=0)
+    made, due = generation(stream.whole(), dense, 5, 0, 0), generation(whole, dense, 5, 0, 0)
+    assert taken == made.token_ids.tolist() == due.token_ids.tolist()
+    assert made.logprobs.tolist() == due.logprobs.tolist() and made.cached_tokens == due.cached_tokens
 
 
 def test_an_abort_without_tokens_is_empty() -> None:
