@@ -1,8 +1,9 @@
 """From vLLM's JSON to a `Generation`, checked field by field.
 
-Invariant: as many log-probabilities as ids, and one routing row for each position that was computed, from
-`routed_start` on: prompt + sampled - 1 - routed_start. Anything else is an AlignmentError that names both lengths;
-nothing is padded or cut. Rows that name an expert twice are refused too: some builds answer a buffer never written.
+Invariant: as many ids as the engine counted, as many log-probabilities as ids, and one routing row for each position
+that was computed, from `routed_start` on: prompt + sampled - 1 - routed_start. Anything else is an AlignmentError that
+names both lengths; nothing is padded or cut. Rows that name an expert twice are refused too: some builds answer a
+buffer never written.
 """
 
 import base64
@@ -48,6 +49,8 @@ def generation(answer: Mapping[str, Any], model: ModelInfo, prompt: int, routed_
     usage = answer["usage"]
     if usage["prompt_tokens"] != prompt:
         raise AlignmentError(f"vLLM counted {usage['prompt_tokens']} prompt tokens where {prompt} were sent")
+    if usage["completion_tokens"] != len(ids):
+        raise AlignmentError(f"vLLM counted {usage['completion_tokens']} sampled tokens and answered {len(ids)}")
     details = usage.get("prompt_tokens_details") or {}
     return Generation(
         token_ids=ids,

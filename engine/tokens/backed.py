@@ -132,11 +132,32 @@ class BackedRenderer:
             return False
 
     def _ids(self, messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[int]:
+        chat = list(messages)
         try:
-            return list(self._inner.render_ids(list(messages), tools=list(tools) or None, add_generation_prompt=True))
+            try:
+                return self._rendered(chat, tools)
+            except Exception:
+                emptied = [_without_damage(message) for message in chat]
+                if emptied == chat:
+                    raise
+                return self._rendered(emptied, tools)
         except Exception as problem:
             # What templates and hand-written renderers raise on messages they did not foresee has no common base.
             raise CannotRender(f"{self.name}: {problem}") from None
+
+    def _rendered(self, chat: list[Mapping[str, Any]], tools: Tools) -> list[int]:
+        return list(self._inner.render_ids(chat, tools=list(tools) or None, add_generation_prompt=True))
+
+
+def _without_damage(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Calls whose arguments are no object without them: a template that walks through an object's members could never
+    say such a call again, and a history that holds one would be refused for ever."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    functions = [call["function"] for call in calls]
+    whole = [one if isinstance(one["arguments"], dict) else {**one, "arguments": {}} for one in functions]
+    return {**message, "tool_calls": [{**call, "function": one} for call, one in zip(calls, whole, strict=True)]}
 
 
 def _is_system(message: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from engine.core.errors import ConfigError
 from engine.tokens.backed import BackedRenderer
 from engine.tokens.chat_template import template_writer
+from engine.tokens.probe import misfit
 from engine.tokens.tokenizer import CheckpointTokenizer
 
 _FOLLOWED = ("qwen3", "qwen3.5", "qwen3.6", "qwen3.8")
@@ -24,6 +25,7 @@ def family_renderer(name: str, thinking: bool, tokenizer: CheckpointTokenizer) -
     except (ValueError, KeyError) as problem:
         way_out = "name a renderer of the package `renderers`, or `template`"
         raise ConfigError("model.renderer", name, str(problem), way_out) from None
+    own_family = "use the renderer of the model's own family"
     options: dict[str, Any] = {"thinking_retention": "all"}
     if "enable_thinking" in type(defaults).model_fields:
         options["enable_thinking"] = thinking
@@ -32,8 +34,11 @@ def family_renderer(name: str, thinking: bool, tokenizer: CheckpointTokenizer) -
     try:
         inner = create_renderer(tokenizer, type(defaults)(**options))
     except (AssertionError, ValueError) as problem:
-        way_out = "use the renderer of the model's own family"
-        raise ConfigError("model.renderer", name, f"does not fit the tokenizer: {problem}", way_out) from None
+        raise ConfigError("model.renderer", name, f"does not fit the tokenizer: {problem}", own_family) from None
     renderer = BackedRenderer(name, inner, tokenizer, followed=name in _FOLLOWED)
     renderer.taught = template_writer(tokenizer, thinking)
+    if renderer.taught is not None:
+        unlike = misfit(lambda messages, tools: renderer.render(messages, tools).tolist(), renderer.taught)
+        if unlike:
+            raise ConfigError("model.renderer", name, f"does not fit the model: {unlike}", own_family)
     return renderer

@@ -1,4 +1,6 @@
-"""Before anything starts: is a tool call, as the model's own template writes it, what the parser reads?
+"""Before anything starts: does the renderer write as the model was taught, and its parser read what the model writes?
+
+A prompt of another form than the checkpoint's own template has is one that the model was never taught (`misfit`).
 
 A parser that does not fit the model lets calls pass as text, and a run would learn nothing from a policy that does
 everything right. So a turn with reasoning (where the format opens it), text and two calls of the harness's own shape is
@@ -32,6 +34,39 @@ _SAID, _THOUGHT = "I look first.", "One moment."
 _TYPES: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
 
 
+def misfit(render: Write, taught: Write) -> str:
+    """What stands around a user's text in the renderer's prompt and not in the model's own, in one line; empty when all
+    is the same. One of the two may say more before it (a system message of its own) and after it (thoughts that are
+    closed at once)."""
+    try:
+        own, made = _around(taught), _around(render)
+    except Exception:  # a template that has no place for a user's message alone shows nothing
+        return ""
+    if not own or not made or (_ends_alike(own[0], made[0]) and _ends_alike(own[1][::-1], made[1][::-1])):
+        return ""
+    return "its prompts have another form than those of the checkpoint's chat template"
+
+
+def _around(write: Write) -> tuple[list[int], list[int]] | None:
+    """Ids before and after the text of a prompt's only message; None where the text leaves no trace."""
+    one, other = (list(write([{"role": "user", "content": text}], ())) for text in ("alpha", "question"))
+    if one == other:
+        return None
+    before, after = _common(one, other), _common(one[::-1], other[::-1])
+    return one[:before], one[len(one) - after :]
+
+
+def _ends_alike(one: Sequence[int], other: Sequence[int]) -> bool:
+    shared = min(len(one), len(other))
+    return list(one[len(one) - shared :]) == list(other[len(other) - shared :]) and bool(one) == bool(other)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 def misread(renderer: Renderer, write: Write, shape: Shape, thinks: Callable[[list[int]], bool]) -> str:
     """What does not come back, in one line; empty when all does. `thinks`: whether a prompt opens the reasoning."""
     first = {key: _harden(value) for key, value in shape.arguments.items()}
@@ -45,7 +80,7 @@ def misread(renderer: Renderer, write: Write, shape: Shape, thinks: Callable[[li
         return f"no calls of `{shape.name}` can be written: {refused}"
     except Exception:  # a template that has no place for this conversation shows nothing
         return ""
-    common = next((at for at, pair in enumerate(zip(opening, whole, strict=False)) if pair[0] != pair[1]), len(opening))
+    common = _common(opening, whole)
     stops = frozenset(renderer.stop_token_ids)
     close = next((at for at in range(common, len(whole)) if whole[at] in stops), None)
     if close is None:

@@ -17,7 +17,10 @@ from engine.tokens.tokenizer import CheckpointTokenizer
 
 FUNCTION: dict[str, Any] = TERMINAL["function"]  # type: ignore[assignment]
 RESULT = "x.py"
-FAMILIES = ["qwen3", "qwen3-thinking", "qwen3.5", "qwen3.5-thinking", "qwen3.8-thinking"]
+TAGGED_FAMILIES = ["qwen3.5", "qwen3.5-thinking", "qwen3.6-thinking", "qwen3.8-thinking", "template:qwen3.5"]
+FAMILIES = ["qwen3", "qwen3-thinking", "template:qwen3", *TAGGED_FAMILIES]
+THOUGHTLESS = TAGGED.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] if not loop.last else m.content }}")
+"""A template that drops what was thought before, as the families' own do."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -27,7 +30,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def checkpoint(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    template = TAGGED if family.startswith("qwen3.") else CHATML
+    template = THOUGHTLESS if family in TAGGED_FAMILIES else CHATML
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), template)
 
 
@@ -100,7 +103,7 @@ CLIENTS = {
 
 def script(family: str) -> list[str]:
     """Thinking in each turn; calls that are whole, parallel, damaged and cut short; text that a user answers."""
-    tagged = family.startswith("qwen3.")
+    tagged = family in TAGGED_FAMILIES
     call = tagged_call if tagged else call_text
     opening = "" if tagged and family.endswith("-thinking") else "<think>\n"
 
@@ -179,6 +182,23 @@ async def test_a_spelling_that_no_text_encodes_to_is_trained_as_sampled(
     assert len(sampled) > len(whole(tokenizer.decode(sampled))) + 20, "these are spellings of the policy's own"
 
 
+async def test_a_template_that_drops_thoughts_drops_none_of_a_stream(tmp_path: Path) -> None:
+    """Plain text: the model's own template, no tools."""
+    said = [f"<think>\nhm {number}\n</think>\n\nStep {number}.<|im_end|>" for number in range(3)]
+    async with served(make_checkpoint(tmp_path, THOUGHTLESS), list(said), renderer="template") as s:
+        headers = {"authorization": f"Bearer {s.key}"}
+        history: History = [{"role": "user", "content": "go"}]
+        async with httpx.AsyncClient(base_url=s.session.endpoint.base_url, headers=headers, timeout=60) as http:
+            for _ in said:
+                answer = await http.post(CLIENTS["openai_chat"].path, json={"model": MODEL, "messages": history})
+                history += [*chat_said(answer.json(), False), {"role": "user", "content": "Go on."}]
+        _, (segment,), _ = await s.session.close()
+        tokenizer: Any = CheckpointTokenizer(tmp_path)
+    text = tokenizer.decode(segment.token_ids.tolist())
+    assert [text.count(f"hm {number}\n") for number in range(3)] == [1] * 3
+    assert segment.token_ids[segment.target].tolist() == [token for ids in s.engine.sampled for token in ids]
+
+
 @pytest.mark.parametrize("thinking", ["qwen3.5-thinking", "qwen3.6-thinking"])
 def test_the_template_itself_would_drop_the_thinking(tmp_path: Path, thinking: str) -> None:
     """What makes the test above one: rendered anew, the history before a user's message has no thoughts."""
@@ -189,6 +209,34 @@ def test_the_template_itself_would_drop_the_thinking(tmp_path: Path, thinking: s
         {"role": "user", "content": "Yes."},
     ]
     assert "hm" not in renderer._tokenizer.decode(renderer.render(history, []).tolist())
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+async def test_a_damaged_call_survives_a_compaction(checkpoint: Path, family: str, name: str) -> None:
+    """What stands in a history that is rendered anew must not be a 400 for ever (vllm#55497). The harness sums up by
+    itself here, so there are two segments, and each token is trained in one of them."""
+    client = CLIENTS[name]
+    async with served(checkpoint, script(family), renderer=family) as s:  # type: ignore[arg-type]
+        base, key = s.session.endpoint.base_url, {"authorization": f"Bearer {s.key}", "anthropic-version": "2023-06-01"}
+        async with httpx.AsyncClient(base_url=base, headers=key, timeout=60) as http:
+
+            async def ask(history: History) -> History:
+                answer = await http.post(client.path, json={"model": MODEL} | client.body(history))
+                assert answer.status_code == 200, answer.text
+                return history + client.said(answer.json(), True)
+
+            start: History = [{"role": "user", "content": "go"}]
+            before = await ask(start)
+            damaged = (await ask(before))[len(before) :]
+            after = await ask([{"role": "user", "content": "So far I looked around."}, *damaged])
+            await ask(after)
+        exchanges, segments, _ = await s.session.close()
+    assert [segment.exchanges for segment in segments] == [("x0", "x1"), ("x2", "x3")]
+    said = [exchange.sampled_ids.tolist() for exchange in exchanges]
+    assert [segment.token_ids[segment.target].tolist() for segment in segments] == [
+        said[0] + said[1],
+        said[2] + said[3],
+    ]
 
 
 @pytest.mark.parametrize("name", CLIENTS)

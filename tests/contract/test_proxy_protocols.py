@@ -163,6 +163,23 @@ async def test_claude_codes_billing_header_may_change_with_each_request(checkpoi
     assert segment.token_ids.tolist() == s.engine.calls[-1].prompt + s.engine.sampled[-1]
 
 
+async def test_opencodes_day_may_end_within_a_trial(checkpoint: Path) -> None:
+    """It writes its system message anew for each request, and today's date into it."""
+    client = {"volatile": options("harness/opencode.yaml")["client"].volatile}
+    async with served(checkpoint, list(SCRIPT), client=client) as s, codex(s) as http:
+        messages: list[Any] = [USER]
+        for day in ("Mon Nov 30", "Tue Dec 01", "Tue Dec 01"):
+            said = f"You mend code.\n<env>\n  Platform: linux\n  Today's date: {day} 2026\n</env>\nBe brief."
+            asked: Any = [{"role": "system", "content": said}, *messages]
+            answer = await http.chat.completions.create(model=MODEL, messages=asked, tools=[TERMINAL])  # type: ignore[list-item]
+            reply = answer.choices[0].message
+            results = [{"role": "tool", "tool_call_id": call.id, "content": "r"} for call in reply.tool_calls or ()]
+            messages += [reply.model_dump(exclude_none=True), *results]
+        _, segments, _ = await s.session.close()
+    (segment,) = segments
+    assert segment.token_ids.tolist() == s.engine.calls[-1].prompt + s.engine.sampled[-1]
+
+
 # ---------------------------------------------------------------- who may call, and where
 
 

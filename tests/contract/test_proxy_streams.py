@@ -100,6 +100,7 @@ TEXTS = {
     "call": f"Look.\n{CALL}",
     "calls": f"<think>\nhm\n</think>\n\n{CALL}\n{call_text('b')}",
     "malformed": '<tool_call>\n{"name": "terminal", "arguments": {"comm\n</tool_call>',
+    "control": f"a<|im_start|>b\n{CALL}<|endoftext|>\n{CALL}<|im_start|>",
     "drafts": f"<think>\nhm {CALL}\n</think>\n\nno.",
 }
 

@@ -15,9 +15,10 @@ from conformance_pieces import SUBJECTS, Lab, Looks, Played, laboratory
 from conformance_table import CASES, COLUMNS, Outcome, matrix
 from harness_pieces import ROOT, make_runtime
 
-from engine.core.records import Scored
+from engine.core.records import Scored, Verdict
 from engine.harness.client import Client
 from engine.observe.atif.document import documents
+from engine.observe.trials import trial_metrics
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CELLS = [
@@ -81,6 +82,11 @@ def _check_export(played: Played, case: str) -> None:
         assert [document.get("continued_trajectory_ref", "") for document in files.values()] == [list(files)[1], ""]
     elif case == "sub_agent":
         assert kinds == ["sub_agent"]
+    if case in ("compaction", "sub_agent"):
+        verdict = Verdict(reward=1.0, resolved=True, tests=(), evidence="", findings=(), grade_s=0.0)
+        metrics = trial_metrics([Scored(trajectory=played.trajectory, verdict=verdict)])
+        counted = (metrics["trials/compactions"], metrics["trials/sub_agents"])
+        assert counted == ((1, 0) if case == "compaction" else (0, 1)), "the step's own figures"
 
 
 async def test_the_guide_shows_this_table() -> None:

@@ -178,12 +178,22 @@ def _started_by_a_call(thread: Thread, earlier: Sequence[Thread], later: Sequenc
     found = told or around
     if found is None:
         return False
-    thread.kind, (thread.owner, thread.anchor, thread.tool_call) = "sub_agent", found
-    before = [other for other in earlier if other.anchor is thread.anchor and other.last.number < thread.first.number]
-    if told is None and before and thread.tool_call:
-        summed_up = _passed_on(thread.last, [other.first for other in later])
+    owner, anchor, tool_call = found
+    before = [other for other in earlier if other.anchor is anchor and other.last.number < thread.first.number]
+    summed_up = told is None and _passed_on(thread.last, [other.first for other in later])
+    if summed_up and not before and not _returned(thread, owner, anchor):
+        return False  # another agent's summary, while this one's call ran
+    thread.kind, thread.owner, thread.anchor, thread.tool_call = "sub_agent", owner, anchor, tool_call
+    if told is None and before and tool_call:
         thread.kind = "summary" if summed_up else "continuation"
     return True
+
+
+def _returned(thread: Thread, owner: Thread, anchor: Call) -> bool:
+    """Whether what the thread said at its end is a tool's result in the owner's next call."""
+    following = next((call for call in owner.calls if call.number > anchor.number), None)
+    said = thread.last.answer.text.strip()
+    return following is not None and any(said in one.text for one in following.messages if one.role == "tool")
 
 
 def _told(thread: Thread, earlier: Sequence[Thread]) -> tuple[Thread, Call, str] | None:

@@ -2,16 +2,21 @@
 
 import base64
 import io
+import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.core.errors import AlignmentError, InferenceError
 from engine.core.records import ModelInfo
 from engine.inference.answers import generation, prompt_logprobs
+from engine.inference.token_stream import StreamedAnswer
 
 
 def model(layers: int = 2, top_k: int = 2) -> ModelInfo:
@@ -46,7 +51,8 @@ def answer(routed: NDArray[Any] | None = None, **changes: Any) -> dict[str, Any]
         "routed_experts": encoded(routes(7) if routed is None else routed),
         **changes,
     }
-    return {"choices": [choice], "usage": {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}}
+    counted = {"prompt_tokens": 5, "completion_tokens": len(choice["token_ids"])}
+    return {"choices": [choice], "usage": counted | {"prompt_tokens_details": {"cached_tokens": 4}}}
 
 
 def test_a_whole_answer() -> None:
@@ -98,10 +104,40 @@ def test_logprobs_fit_the_ids_one_by_one() -> None:
             generation(whole, model(), 5, 0, 0)
 
 
+@given(st.lists(st.integers(0, 600), max_size=6))
+def test_a_stream_that_is_cut_anywhere_is_the_same_answer(cuts: list[int]) -> None:
+    whole = answer(routed_experts=None)
+    (choice,) = whole["choices"]
+    steps = [
+        {"token_ids": [token], "logprobs": {"content": choice["logprobs"]["content"][at : at + 1]}}
+        for at, token in enumerate(choice["token_ids"])
+    ]
+    steps[-1]["finish_reason"] = "stop"
+    told = [*({"choices": [step]} for step in steps), {"choices": [], "usage": whole["usage"]}]
+    raw = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in told) + b"data: [DONE]\n\n"
+    taken: list[int] = []
+    stream = StreamedAnswer(taken.extend)
+    places = sorted({0, len(raw), *(cut for cut in cuts if cut < len(raw))})
+    for start, end in pairwise(places):
+        stream.feed(raw[start:end])
+    dense = model(layers=0, top_k=0)
+    made, due = generation(stream.whole(), dense, 5, 0, 0), generation(whole, dense, 5, 0, 0)
+    assert taken == made.token_ids.tolist() == due.token_ids.tolist()
+    assert made.logprobs.tolist() == due.logprobs.tolist() and made.cached_tokens == due.cached_tokens
+
+
 def test_an_abort_without_tokens_is_empty() -> None:
     empty = answer(token_ids=[], logprobs={"content": []}, finish_reason="abort", routed_experts=None)
     result = generation(empty, model(), 5, 0, 0)
     assert len(result.token_ids) == 0 and result.finish_reason == "abort"
+
+
+def test_fewer_ids_than_were_sampled_are_refused() -> None:
+    """vllm#27482: a token that is left out with its log-probability shows in the engine's own count alone."""
+    short = answer(token_ids=[1, 2], logprobs={"content": answer()["choices"][0]["logprobs"]["content"][:2]})
+    short["usage"]["completion_tokens"] = 3
+    with pytest.raises(AlignmentError, match="counted 3 sampled tokens and answered 2"):
+        generation(short, model(), 5, 0, 0)
 
 
 def test_another_prompt_length_or_finish_reason_is_refused() -> None:

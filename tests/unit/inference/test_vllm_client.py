@@ -227,6 +227,13 @@ async def test_a_stream_that_is_not_whole_is_a_failure(fake: Callable[..., Any],
         assert (await server.sample(taken.extend)).token_ids.tolist() == [4, 5]
 
 
+async def test_a_stream_that_leaves_a_token_out_is_refused(fake: Callable[..., Any]) -> None:
+    """As streams with a parser of tool calls do (vllm#27482)."""
+    async with fake(behaviours={GENERATE: ["skip"]}) as server:
+        with pytest.raises(AlignmentError, match="counted 2 sampled tokens and answered 1"):
+            await server.sample(lambda ids: None)
+
+
 async def test_a_sparse_model_without_routing_stops_the_run(fake: Callable[..., Any]) -> None:
     async with fake(layers=3) as server:
         with pytest.raises(AlignmentError, match="no routed experts where 6 rows are due"):

@@ -126,6 +126,24 @@ def test_a_compaction_inside_a_sub_agent_stays_inside() -> None:
     ]
 
 
+def test_a_sub_agent_outlives_a_compaction_of_its_owner() -> None:
+    """claude-code#32099: its turns and its result are not lost with the history that started it."""
+    told = Told()
+    told.call(None, TASK, says("", z={"prompt": "Look."}))
+    looks = told.call(None, [user("Look.")], says("", a={"command": "ls"}))
+    told.call(None, [user("Sum up.")], says("Notes."))
+    again = told.call(None, [*TASK, user("Before: Notes.")], says("", d={"command": "sed"}))
+    told.call(looks, [result("a", "x.py")], says("Found."))
+    told.call(again, [result("d", ""), user("It says: Found.")], says("Done."))
+    assert shape(told) == [
+        ("main", [0], None, ""),
+        ("sub_agent", [1, 4], "x0", "z"),
+        ("summary", [2], "x0", ""),
+        ("continuation", [3, 5], "x0", ""),
+    ]
+    check_tokens(told.exchanges, told.documents())
+
+
 def test_a_turn_that_its_harness_dropped_is_a_branch() -> None:
     told = Told()
     told.call(None, TASK, says("no call"))

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 import pytest
-from atif_pieces import Told, result, says, user
+from atif_pieces import with_all_parts, worded
 from samples_cases import branching, exchange, scored, trial
 
 from engine.core.records import Exchange, FileChange, Patch, Scored, Termination, Verdict
@@ -87,16 +87,15 @@ def test_without_a_kept_trial_nothing_is_said_of_the_policy() -> None:
     assert trial_metrics([scored(None, termination=Termination.SANDBOX_LOST)]) == {}
 
 
-def test_compactions_and_sub_agents_are_counted_in_the_conversation_itself() -> None:
-    told = Told()
-    start = told.call(None, [user("Mend.")], says("", a={"prompt": "Look."}))
-    told.call(None, [user("Look.")], says("Nothing."))
-    told.call(start, [result("a", "Nothing.")], says("", b={"command": "ls"}))
-    told.call(None, [user("Sum up.")], says("Notes."))
-    told.call(None, [user("Before: Notes.")], says("Done."))
-    base, plain = told.scored(), ended([answer(0, OK)])
+@pytest.mark.parametrize("protocol", ["openai_chat", "openai_responses", "anthropic"])
+def test_compactions_and_sub_agents_are_counted_in_the_conversation_itself(protocol: str) -> None:
+    """pier PR#12: looked for at another level than where it is told, the count was always 0."""
+    base, plain = with_all_parts().scored(), ended([answer(0, OK)])
+    exchanges = tuple(worded(one, protocol) for one in base.trajectory.exchanges)
     several = branching(trial()).segments
-    one = dataclasses.replace(base, trajectory=dataclasses.replace(base.trajectory, segments=several))
+    one = dataclasses.replace(
+        base, trajectory=dataclasses.replace(base.trajectory, exchanges=exchanges, segments=several)
+    )
     metrics = trial_metrics([one, one, plain, plain])
     assert (metrics["trials/compactions"], metrics["trials/sub_agents"]) == (0.5, 0.5)
     metrics = trial_metrics([plain])

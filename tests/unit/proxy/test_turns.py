@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from letters import CLOSE, Letters, decode, encode
+from letters import BEGIN, CLOSE, Letters, decode, encode
 from proxy_pieces import TERMINAL, ScriptedEngine, Step, engine_failure, make_trial, routing
 
 from engine.core.errors import AlignmentError
@@ -118,12 +118,13 @@ async def test_sampling_is_the_trials_own() -> None:
 async def test_histories_that_mean_the_same_are_one_segment() -> None:
     """Re-serialised arguments, dropped text ends, swapped parallel results, a renamed malformed call."""
     c = client(['look !{"command": "ls", "n": 1.0}', '!{"command": "l', "done"])
-    one = await c.ask(SYSTEM, TASK)
+    free: Any = ({"type": "function", "function": {"name": "terminal"}},)
+    one = await c.ask(SYSTEM, TASK, tools=free)
     echo = replace(one, text="look", tool_calls=(replace(one.tool_calls[0], arguments='{"n":1,"command":"ls"}'),))
     rewritten = [replace(SYSTEM, text="rules \n"), TASK, echo, result(one, "r1")]
-    two = await c.ask(*rewritten)
+    two = await c.ask(*rewritten, tools=free)
     broken = replace(two.tool_calls[0], name="_openhands_malformed_tool_call", arguments='{"tool_name": "terminal"}')
-    await c.ask(*rewritten, replace(two, tool_calls=(broken,)), result(two, "bad JSON"))
+    await c.ask(*rewritten, replace(two, tool_calls=(broken,)), result(two, "bad JSON"), tools=free)
     assert len(c.segments) == 1 and c.segments[0].exchanges == ("x0", "x1", "x2")
 
 
@@ -212,6 +213,44 @@ async def test_compaction_opens_a_segment_whose_history_is_context() -> None:
     assert c.texts == ["onetwo", "summary", "three"]
     for segment in c.segments:
         check_routing(segment)
+
+
+AGENT = Message(role="system", text="You search.")
+
+
+@pytest.mark.parametrize("awaited", [True, False], ids=["its result is awaited", "it outlives the compaction"])
+async def test_a_compaction_loses_nothing_of_a_sub_agent(awaited: bool) -> None:
+    """claude-code#32099: however its turns lie between those of its parent, they are one segment, and so are those that
+    its parent sampled before; the result is where the harness put it."""
+    c = client(['start!{"task": "look"}', 'a!{"command": "1"}', "summary", "found", "end"])
+    start = await c.ask(SYSTEM, TASK)
+    history = [SYSTEM, TASK, start]
+    first = await c.ask(AGENT, Message(role="user", text="look"))
+    inside = [AGENT, Message(role="user", text="look"), first, result(first, "r1")]
+    if awaited:
+        c.engine.script = ["found", "summary", "end"]
+        found = await c.ask(*inside)
+        await c.ask(*history, result(start, found.text), Message(role="user", text="summarise"))
+    else:
+        await c.ask(*history, result(start, "begun"), Message(role="user", text="summarise"))
+        found = await c.ask(*inside)
+    told = Message(role="user", text=f"summary; it said {found.text}")
+    await c.ask(SYSTEM, told, start, result(start, found.text))
+    asked = ('start{"task": "look"}summary', 'a{"command": "1"}found', "end")
+    assert sorted(c.texts) == sorted(text.replace("{", "!{") for text in asked)
+    assert all(segment.exchanges[0] in ("x0", "x1", "x4") for segment in c.segments)
+    assert "it said found" in decode(c.segments[-1].token_ids)
+
+
+async def test_a_sub_agent_compacts_for_itself_alone() -> None:
+    c = client(['start!{"task": "look"}', "looked", "its summary", "found", "end"])
+    start = await c.ask(SYSTEM, TASK)
+    look = Message(role="user", text="look")
+    looked = await c.ask(AGENT, look)
+    await c.ask(AGENT, look, looked, Message(role="user", text="summarise"), tools=())
+    found = await c.ask(AGENT, Message(role="user", text="its summary"), looked, look)
+    await c.ask(SYSTEM, TASK, start, result(start, found.text))
+    assert c.texts == ["looked", "its summary", "found", 'start!{"task": "look"}end']
 
 
 async def test_an_edited_answer_branches_where_it_was_edited() -> None:
@@ -327,6 +366,25 @@ async def test_an_answer_that_arrived_and_was_edited_is_trained_though_its_conne
     await c.ask(SYSTEM, TASK, replace(one, text="edited"), TASK)
     c.turns.conversation.turns[0].broken = True
     assert c.texts == ["one", "two"]
+
+
+CONTROL = [3, CLOSE, 5, BEGIN, 6, 4]
+"""The format's own tokens; amid a turn too."""
+
+
+async def test_ids_are_the_engines_raw_output_control_tokens_included() -> None:
+    """vllm#27482, agent-lightning#326: with tools on offer, what a parser makes of a turn takes no token out of it."""
+    c = client(['a!{"command": "1"}', "two"])
+    c.engine.encode = lambda text: [*CONTROL, *encode(text), *CONTROL]
+    one = await c.ask(SYSTEM, TASK)
+    await c.ask(SYSTEM, TASK, one, result(one, "r1"))
+    (segment,) = c.segments
+    assert c.engine.sampled == [
+        [*CONTROL, *encode('a!{"command": "1"}'), *CONTROL, CLOSE],
+        [*CONTROL, *encode("two"), *CONTROL, CLOSE],
+    ]
+    assert segment.token_ids[segment.target].tolist() == [token for ids in c.engine.sampled for token in ids]
+    assert segment.token_ids.tolist() == c.engine.calls[-1].prompt + c.engine.sampled[-1]
 
 
 async def test_where_the_format_cannot_go_on_a_segment_opens() -> None:

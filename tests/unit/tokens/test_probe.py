@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from proxy_pieces import CHATML, SETTINGS, ScriptedEngine, make_checkpoint, make_harness, model_info
 
-from engine.core.errors import ConfigErrors
+from engine.core.errors import ConfigError, ConfigErrors
 from engine.proxy.app import LlmProxy
 from engine.tokens import Shape, load_renderer
 from engine.tokens.chat_template import template_writer
@@ -84,6 +84,60 @@ def test_a_parser_that_changes_arguments_is_told(tmp_path: Path, name: str) -> N
     )
     assert said in problem
     assert ("the checkpoint's chat template" in problem) == (name == "qwen3")
+
+
+OTHER_ROLES = CHATML.replace("<|im_start|>{{ m.role }}", "<|{{ m.role }}|>")
+OTHER_END = CHATML.replace("{% endfor %}<|im_end|>", "{% endfor %}<|endoftext|>\n<|vision_end|>")
+
+
+@pytest.mark.parametrize("template", [OTHER_ROLES, OTHER_END], ids=["roles", "ends"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_renderer_whose_prompts_have_another_form_is_refused(tmp_path: Path, name: str, template: str) -> None:
+    """Its calls would be read, but the model was never taught to go on from such prompts."""
+    with pytest.raises(ConfigError, match="prompts have another form than those of the checkpoint's chat") as caught:
+        load_renderer(model_info(make_checkpoint(tmp_path, template), name))
+    assert caught.value.key == "model.renderer"
+
+
+MORE_BEFORE = "<|im_start|>system\nYou are helpful.<|im_end|>\n" + CHATML
+MORE_AFTER = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n\n</think>\n\n{% endif %}")
+NO_PLACE = "{{ raise_exception('no') }}"
+
+
+@pytest.mark.parametrize("template", [MORE_BEFORE, MORE_AFTER, NO_PLACE, "mute"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-thinking"])
+def test_what_a_template_says_beside_the_messages_is_another_matter(tmp_path: Path, name: str, template: str) -> None:
+    load_renderer(model_info(make_checkpoint(tmp_path, template), name))
+
+
+CALL = "<tool_call>{{ c.function | tojson }}</tool_call>"
+WRITTEN: dict[str, tuple[str, str]] = {
+    "other name": (CALL, '<tool_call>{"name": "x", "arguments": {{ c.function.arguments | tojson }}}</tool_call>'),
+    "one of two": ("{% for c in m.tool_calls or [] %}", "{% for c in (m.tool_calls or [])[:1] %}"),
+    "text twice": ("{{ m.content }}", "{{ m.content }}{% if m.tool_calls %}{{ m.content }}{% endif %}"),
+}
+SAID = {
+    "other name": "calls of `terminal` are read as calls of `x`",
+    "one of two": "of 2 calls of `terminal` its parser reads 1",
+    "text twice": "the text before calls of `terminal` comes back changed",
+}
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_each_part_of_a_turn_must_come_back(tmp_path: Path, case: str) -> None:
+    template = CHATML.replace(*WRITTEN[case])
+    assert template != CHATML
+    assert SAID[case] in load_renderer(model_info(make_checkpoint(tmp_path, template), "qwen3")).misreads(SHAPE)
+
+
+def test_thoughts_must_come_back_too(tmp_path: Path) -> None:
+    """A template that opens the thinking and closes it in words of its own."""
+    thoughts = "{% if m.reasoning_content %}{{ m.reasoning_content }} So be it.\n</think>\n\n{% endif %}{{ m.content }}"
+    opened = XML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    turn = "{% if m.role == 'assistant' %}<think>\n{% endif %}" + thoughts
+    folder = make_checkpoint(tmp_path, opened.replace("{{ m.content }}", turn))
+    problem = load_renderer(model_info(folder, "qwen3.5-thinking")).misreads(SHAPE)
+    assert "the reasoning before calls of `terminal` comes back changed" in problem
 
 
 async def test_nothing_starts_with_it(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import httpx
 import pytest
-from samples_cases import scored
+from atif_pieces import with_all_parts
+from samples_cases import scored, trial
 from view_pieces import GAP, NAME, OTHER, SCRIPT, forget, page, shown
 
 from engine.store.layout import Layout
@@ -106,6 +108,22 @@ async def test_bodies_that_are_no_chat_are_shown_as_they_are(browser: httpx.Asyn
     assert found["turns"][0]["messages"] == []
     assert found["turns"][0]["unreadable"] == ["{}"]
     assert "a body that is none of openai_chat" in await shown(browser, f"{OTHER_TRIAL}/turns")
+
+
+async def test_what_a_conversation_was_is_told(browser: httpx.AsyncClient, layout: Layout) -> None:
+    """pier PR#12: the count of compactions was always 0, since they were looked for where none is told."""
+    told = with_all_parts().scored()
+    Writer(layout).trial(1, replace(told, trajectory=replace(told.trajectory, trial=trial("told"))))
+    address = "/runs/one/trials/train/1/e0-told-s0-a0/turns"
+    found = await page(browser, address)
+    assert [(part["kind"], part["exchanges"], part["after"]) for part in found["conversation"]] == [
+        ("main", ["x0", "x2"], None),
+        ("sub_agent", ["x1"], "x0"),
+        ("summary", ["x3"], "x2"),
+        ("continuation", ["x4"], "x2"),
+    ]
+    shown_parts = "main: x0, x2<br>sub-agent: x1, after x0<br>summary: x3, after x2<br>continuation: x4, after x2<br>"
+    assert f"<th>conversation</th><td>{shown_parts}</td>" in await shown(browser, address)
 
 
 async def test_a_trajectory_down_to_its_tokens(browser: httpx.AsyncClient, layout: Layout) -> None:

@@ -161,20 +161,27 @@ def test_the_sdk_reads_the_same_message_from_body_and_stream(answer: tuple[Compl
 
 
 ORDER = ("thinking", "text", "tool_use")
+GROWS_BY = {
+    "thinking": {"thinking_delta", "signature_delta"},
+    "text": {"text_delta"},
+    "tool_use": {"input_json_delta"},
+}
 
 
 @given(answer=answers())
 def test_blocks_begin_and_end_one_after_another(answer: tuple[Completion, list[Delta]]) -> None:
+    """And each grows by deltas of its own kind: no text by an empty `input_json_delta` (litellm#29286)."""
     done, deltas = answer
     kinds = [event["type"] for event in events(streamed(done, deltas))]
     assert kinds[:2] == ["message_start", "ping"] and kinds[-2:] == ["message_delta", "message_stop"]
-    open_block, begun = None, 0
+    open_block, begun, kind = None, 0, ""
     for event in events(streamed(done, deltas)):
         if event["type"] == "content_block_start":
             assert open_block is None and event["index"] == begun
-            open_block, begun = event["index"], begun + 1
+            open_block, begun, kind = event["index"], begun + 1, event["content_block"]["type"]
         elif event["type"] in ("content_block_delta", "content_block_stop"):
             assert event["index"] == open_block
+            assert event["type"] == "content_block_stop" or event["delta"]["type"] in GROWS_BY[kind]
             open_block = None if event["type"] == "content_block_stop" else open_block
     assert open_block is None
 

@@ -214,6 +214,8 @@ def test_streamed_and_unstreamed_are_the_same_message(
     whole = OPENAI_CHAT.response(done)
     chunks = stream(done, piece, include_usage)
     assert accumulate(chunks) == whole["choices"][0]["message"]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert all(delta.get("tool_calls", True) for delta in deltas), "no empty list is a call (litellm#29286)"
     reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
     assert reasons[-1] == finish and set(reasons[:-1]) == {None}
     if include_usage:
