@@ -1,6 +1,7 @@
 """What a proxy costs: this project's and its peers' side by side in one run.
 
     python benchmarks/proxy.py [--alone | --peer NAME…] [--part requests|conversation|bodies|memory]… [--rounds N]
+                               [--width 1|32|512]… [--turns N]
 
 Every proxy is a process of its own in front of the same engine (`proxy_engine.py`), which samples nothing and answers
 at once. Processor time is that of the proxy's process and of what it started, ended threads and its client of the
@@ -20,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from proxy_bars import Bars
-from proxy_measures import BODIES, TURN_TOKENS, TURNS, Refused, Remembered, converse, large_body, remember, requests
+from proxy_measures import BODIES, TURN_TOKENS, Refused, Remembered, converse, large_body, remember, requests
 from proxy_peers import NOT_MEASURED, PEERS, Peer
 from proxy_subjects import Running, before_engine, directly, ours
 from proxy_texts import Texts, checkpoint
@@ -63,7 +64,7 @@ async def show_requests(texts: Texts, peers: list[Peer], options: argparse.Names
     print(f"\n{'':<30}{'CPU ms a request':>20}{'first byte, ms':>18}{'beyond the engine':>20}")
     kinds = f"{'plain':>11}{'streamed':>9}"
     print(f"{'proxy':<22}{'at once':>8}{kinds}{kinds[2:]}{kinds}")
-    sessions = max(WIDTHS)
+    sessions = max(options.width)
     subjects: list[tuple[str, Start]] = [("(engine alone)", directly), (OURS, partial(ours, sessions=sessions))]
     subjects += [(peer.name, partial(before_engine, peer, sessions=sessions)) for peer in peers]
     base: dict[tuple[int, bool], float] = {}
@@ -71,7 +72,7 @@ async def show_requests(texts: Texts, peers: list[Peer], options: argparse.Names
         try:
             async with start() as running:
                 refusals: list[str] = []
-                for width in WIDTHS:
+                for width in options.width:
                     cost = await show_width(running, texts, base, options, width, name, refusals)
                     if name == OURS:
                         bars.most(f"plain request, {width} at once", cost[0], 1.0, "CPU ms")
@@ -100,12 +101,12 @@ async def show_width(
             cost = await requests(running, texts, count=count, streamed=streamed, width=width, rounds=options.rounds)
         except Refused as refusal:
             refusals.append(told(refusal))
-            cpu, first, beyond = (f"{text}{'–':>{wide}}" for text in (cpu, first, beyond))
+            cpu, first, beyond = cpu + f"{'–':>{wide}}", first + f"{'–':>9}", beyond + f"{'–':>{wide}}"
             costs.append(float("inf"))
             continue
         engine = base.setdefault((width, streamed), cost.first_ms)
         cpu += f"{cost.cpu_ms:>{wide}.2f}"
-        first += f"{cost.first_ms:>{9}.1f}"
+        first += f"{cost.first_ms:>9.1f}"
         beyond += f"{cost.first_ms - engine:>{wide}.1f}"
         costs.append(cost.cpu_ms)
         events = cost.events
@@ -114,15 +115,16 @@ async def show_width(
 
 
 async def show_conversation(texts: Texts, peers: list[Peer], options: argparse.Namespace, bars: Bars) -> None:
-    print(f"\n{TURNS} turns × {TURN_TOKENS} tokens, Qwen3's tokeniser, thinking on; kept: prompts that begin with the")
+    turns = options.turns
+    print(f"\n{turns} turns × {TURN_TOKENS} tokens, Qwen3's tokeniser, thinking on; kept: prompts that begin with the")
     print("whole stream before them; calls: turns whose calls came as sampled. tool*: the client drops the reasoning")
-    print(f"{'proxy':<22}{'tails':>6}{'CPU s':>9}{'kept':>9}{'calls':>9}{'turn 100 / 10':>15}{'tokens':>9}")
+    print(f"{'proxy':<22}{'tails':>6}{'CPU s':>9}{'kept':>9}{'calls':>9}{'last / tenth':>15}{'tokens':>9}")
     subjects: list[tuple[str, bool, Start]] = [(OURS, True, partial(ours, sessions=1, thinking=True))]
     subjects += [(peer.name, peer.renders, partial(before_engine, peer, sessions=1)) for peer in peers]
     for name, renders, start in subjects:
         for tails in TAILS:
             kind = f"{name:<22}{tails:>6}"
-            talk = texts.talk(TURNS, TURN_TOKENS, tools=tails != "user")
+            talk = texts.talk(turns, TURN_TOKENS, tools=tails != "user")
             try:
                 rounds = []
                 while len(rounds) < options.rounds and sum(sum(one.cpu) for one in rounds) < 5:
@@ -137,15 +139,15 @@ async def show_conversation(texts: Texts, peers: list[Peer], options: argparse.N
             best = min(rounds, key=lambda one: sum(one.cpu))
             growth = min(one.growth for one in rounds)
             print(
-                f"{kind}{sum(best.cpu):>9.2f}{best.kept:>6}/{TURNS - 1}{best.intact:>5}/{TURNS}{growth:>15.2f}"
+                f"{kind}{sum(best.cpu):>9.2f}{best.kept:>6}/{turns - 1}{best.intact:>5}/{turns}{growth:>15.2f}"
                 f"{best.tokens:>9}",
                 flush=True,
             )
             if name == OURS:
-                bars.most(f"conversation, {tails} tails", sum(best.cpu), 0.5, "CPU s")
-                bars.all(f"prefixes kept, {tails} tails", min(one.kept for one in rounds), TURNS - 1)
-                bars.all(f"calls intact, {tails} tails", min(one.intact for one in rounds), TURNS)
-                bars.most(f"turn 100 against turn 10, {tails} tails", growth, 2.0, "times")
+                bars.most(f"conversation, {tails} tails", sum(best.cpu), 0.005 * turns, "CPU s")
+                bars.all(f"prefixes kept, {tails} tails", min(one.kept for one in rounds), turns - 1)
+                bars.all(f"calls intact, {tails} tails", min(one.intact for one in rounds), turns)
+                bars.most(f"last turn against the tenth, {tails} tails", growth, 2.0, "times")
 
 
 async def show_bodies(texts: Texts, bars: Bars) -> None:
@@ -199,7 +201,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=60, help="of a round; half as many streamed")
     parser.add_argument("--sessions", type=int, default=512, help="of the part `memory`; 17 GB of disk for 512")
     parser.add_argument("--spill", type=Path, help="folder with room for them")
+    parser.add_argument("--width", type=int, choices=WIDTHS, action="append", default=[], help="requests at once")
+    parser.add_argument("--turns", type=int, default=100, help="of a conversation; at least 15")
     options = parser.parse_args()
+    options.width = options.width or list(WIDTHS)
     options.part = options.part or list(PARTS)
     sys.exit(0 if asyncio.run(run(options)) else 1)
 

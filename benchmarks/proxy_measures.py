@@ -20,7 +20,7 @@ ANSWER_TOKENS = 64
 """One event each; with opening, last delta, usage and `[DONE]` a stream has 68."""
 CELL_S = 10.0
 """Seconds after which no other round begins."""
-TURNS, TURN_TOKENS = 100, 1000
+TURN_TOKENS = 1000
 MEMORY_TOKENS, MEMORY_TURNS = 100_000, 20
 BODIES = (430_000, 20_000_000)
 """Bytes."""
@@ -78,7 +78,7 @@ class Conversed:
 
     @property
     def growth(self) -> float:
-        """Turn 100 against turn 10, each the median of five turns."""
+        """The last turn against the tenth, each the median of five turns."""
         return statistics.median(self.cpu[-5:]) / statistics.median(self.cpu[8:13])
 
 
