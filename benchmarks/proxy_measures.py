@@ -83,10 +83,14 @@ class Conversed:
 
 
 async def converse(running: Running, talk: Talk, tokenizer: str, *, echo_reasoning: bool) -> Conversed:
-    """One conversation; `tokenizer`: a folder, where the engine is to render messages by the model's own template."""
-    await post(running.engine, "/script", {"turns": talk.turns, "tokenizer": tokenizer})
+    """One conversation; `tokenizer`: a folder, where the engine is to render messages by the model's own template.
+
+    Another one of two words goes before it: what a proxy loads at its first request is no cost of a conversation."""
     endpoint = running.endpoints[0]
     connection = await Connection.to(endpoint.port)
+    await post(running.engine, "/script", {"turns": talk.turns[:1]})
+    await connection.ask(endpoint.request({"messages": [SYSTEM, {"role": "user", "content": "Are you there?"}]}))
+    await post(running.engine, "/script", {"turns": talk.turns, "tokenizer": tokenizer})
     messages: list[Mapping[str, Any]] = [SYSTEM, {"role": "user", "content": "Mend the parser."}]
     told = Conversed()
     for turn, tail in zip(talk.turns, talk.tails, strict=True):

@@ -10,8 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy_client import Endpoint, post
@@ -20,6 +20,7 @@ from proxy_texts import cache, checkpoint
 HERE = Path(__file__).parent
 INSTALL_S = 1800
 MODEL = "model"
+KEY = "sk-none"
 NOT_MEASURED = (
     "slime and Lego-RL do not install from the package index; rllm-model-gateway's only release there, 0.1.0, has no "
     "cumulative mode: not measured"
@@ -55,6 +56,7 @@ class Peer:
     """It samples by ids, as this project does; others send the engine messages."""
     prepare: Callable[[Place], Awaitable[None]] | None = None
     """What it is told once it serves."""
+    environment: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[int, int] = (3, 11)
     """Python, at least."""
 
@@ -69,7 +71,7 @@ class Peer:
 
     def endpoints(self, place: Place) -> list[Endpoint]:
         keys = place.scratch / "keys.json"
-        given = json.loads(keys.read_text()) if keys.exists() else ["sk-none"] * place.sessions
+        given = json.loads(keys.read_text()) if keys.exists() else [KEY] * place.sessions
         base = f"http://127.0.0.1:{place.port}"
         return [Endpoint(url=base + self.path.format(n), key=key, model=MODEL) for n, key in enumerate(given)]
 
@@ -125,7 +127,10 @@ def _rllm(place: Place) -> Sequence[str]:
 
 def _litellm(place: Place) -> Sequence[str]:
     behind = {"model": f"hosted_vllm/{MODEL}", "api_base": f"http://127.0.0.1:{place.engine}/v1", "api_key": "none"}
-    settings = {"model_list": [{"model_name": MODEL, "litellm_params": behind}]}
+    settings = {
+        "model_list": [{"model_name": MODEL, "litellm_params": behind}],
+        "general_settings": {"master_key": KEY},  # it does not start without one
+    }
     file = place.scratch / "config.yaml"
     file.write_text(json.dumps(settings))  # JSON is YAML
     command = [str(place.python.with_name("litellm")), "--config", str(file), "--host", "127.0.0.1"]
@@ -179,5 +184,11 @@ PEERS = (
         path="/v1",
         renders=True,
     ),
-    Peer(name="litellm", requirements=("litellm[proxy]==1.108.7",), launch=_litellm, path="/v1"),
+    Peer(
+        name="litellm",
+        requirements=("litellm[proxy]==1.108.7",),
+        launch=_litellm,
+        path="/v1",
+        environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},  # or it asks another host for prices when it starts
+    ),
 )

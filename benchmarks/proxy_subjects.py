@@ -99,7 +99,12 @@ async def before_engine(peer: Peer, *, sessions: int) -> AsyncIterator[Running]:
             log = folder / "log"
             with log.open("wb") as output:
                 process = await asyncio.create_subprocess_exec(
-                    *peer.launch(place), cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
+                    *peer.launch(place),
+                    cwd=folder,
+                    env=os.environ | peer.environment,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
                 )
             try:
                 try:

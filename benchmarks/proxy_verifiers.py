@@ -13,6 +13,7 @@ from pathlib import Path
 
 from aiohttp import web
 from verifiers.v1.clients import ModelContext, TrainClientConfig
+from verifiers.v1.clients.train import ElasticRendererPool
 from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.interception import InterceptionServer
 from verifiers.v1.session import RolloutSession
@@ -37,6 +38,8 @@ async def serve(options: argparse.Namespace) -> None:
         renderer={"name": "qwen3"},
         renderer_model_name=str(options.model),
     )
+    # A renderer that its sessions share is there before the first request, as in a run that is under way.
+    await ElasticRendererPool(str(options.model), client.renderer, multiplex=client.multiplex).grow()
     async with InterceptionServer() as server:
         keys = [server.register(session(client))[0] for _ in range(options.sessions)]
         assert server.runner is not None
