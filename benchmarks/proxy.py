@@ -96,7 +96,8 @@ async def show_width(
     """One line; the CPU ms of a plain and of a streamed request."""
     cpu, first, beyond, costs, events = "", "", "", [], 0
     for streamed, wide in ((False, 11), (True, 9)):
-        count = max(options.requests // (2 if streamed else 1), 2 * width)
+        # A harness keeps its connection: few requests on each would measure how connections are made.
+        count = max(options.requests // (2 if streamed else 1), 4 * width)
         try:
             cost = await requests(running, texts, count=count, streamed=streamed, width=width, rounds=options.rounds)
         except Refused as refusal:
