@@ -1,109 +1,38 @@
 """What a proxy costs: this project's and its peers' side by side in one run.
 
-    python benchmarks/proxy.py [--alone | --peer NAME…] [--part requests|conversation|memory|bodies]… [--requests N]
+    python benchmarks/proxy.py [--alone | --peer NAME…] [--part requests|conversation|bodies|memory]… [--rounds N]
+                               [--width 1|32|512]… [--turns N]
 
 Every proxy is a process of its own in front of the same engine (`proxy_engine.py`), which samples nothing and answers
-at once. Processor time is the proxy's process and what it started, its client of the engine included. Each peer has a
-virtual environment of its own under the cache (`proxy_peers.py`); one that does not install is printed with the reason.
+at once. Processor time is that of the proxy's process and of what it started, ended threads and its client of the
+engine included. Each figure is the least of `--rounds`: what others do on the machine only adds to it. Each peer has a
+virtual environment of its own under the cache (`proxy_peers.py`); what cannot be measured is printed with the reason.
+At the end stand this project's bars; the exit code is 1 if one is missed.
 """
 
 import argparse
 import asyncio
-import statistics
+import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import orjson
-from proxy_client import Connection, load, peak_mb, post
-from proxy_peers import PEERS, Peer
+from proxy_bars import Bars
+from proxy_measures import BODIES, TURN_TOKENS, Refused, Remembered, converse, large_body, remember, requests
+from proxy_peers import NOT_MEASURED, PEERS, Peer
 from proxy_subjects import Running, before_engine, directly, ours
-from proxy_texts import SYSTEM, TOOL, Talk, Texts, checkpoint
+from proxy_texts import Texts, checkpoint
 
 Start = Callable[[], AbstractAsyncContextManager[Running]]
+OURS = "lego-rl"
 WIDTHS = (1, 32, 512)
 PARTS = ("requests", "conversation", "bodies", "memory")
-ANSWER_TOKENS = 64
-"""One event each; with opening, last delta, usage and `[DONE]` a stream has 68."""
-TURNS, TURN_TOKENS = 100, 1000
-MEMORY_TOKENS, MEMORY_TURNS = 100_000, 20
-BODIES = (430_000, 20_000_000)
-"""Bytes."""
-
-
-# ---------------------------------------------------------------- requests
-
-
-async def requests(
-    running: Running, texts: Texts, *, count: int, streamed: bool, width: int
-) -> tuple[float, float, int]:
-    """(CPU ms a request, median ms to the first byte, events of a stream)."""
-    await post(running.engine, "/script", {"turns": [texts.answer(ANSWER_TOKENS)]})
-    body: dict[str, Any] = {
-        "messages": [SYSTEM, {"role": "user", "content": "Mend the parser. " * 20}],
-        "tools": [TOOL],
-        "stream": streamed,
-    }
-    if streamed:
-        body["stream_options"] = {"include_usage": True}
-    await load(running.endpoints[-1:], body, count=max(5, width // 16), width=max(1, width // 16))
-    used = running.cpu_s()
-    result = await load(running.endpoints, body, count=count, width=width)
-    return 1000 * (running.cpu_s() - used) / result.count, result.first_ms, result.events
-
-
-# ---------------------------------------------------------------- conversation
-
-
-@dataclass(kw_only=True)
-class Conversed:
-    cpu: list[float] = field(default_factory=list)
-    """Seconds of each turn."""
-    kept: int = 0
-    intact: int = 0
-    """Tool calls that arrived as they were sampled."""
-    tokens: int = 0
-
-    @property
-    def growth(self) -> float:
-        """Turn 100 against turn 10, each the median of five turns."""
-        return statistics.median(self.cpu[-5:]) / statistics.median(self.cpu[8:13])
-
-
-async def converse(running: Running, talk: Talk, script: Mapping[str, Any]) -> Conversed:
-    await post(running.engine, "/script", {"turns": talk.turns, **script})
-    endpoint = running.endpoints[0]
-    connection = await Connection.to(endpoint.port)
-    messages: list[Mapping[str, Any]] = [SYSTEM, {"role": "user", "content": "Mend the parser."}]
-    told = Conversed()
-    for turn, tail in zip(talk.turns, talk.tails, strict=True):
-        used = running.cpu_s()
-        answer = await connection.ask(endpoint.request({"messages": messages, "tools": [TOOL]}))
-        told.cpu.append(running.cpu_s() - used)
-        if answer.status != 200:
-            raise RuntimeError(f"turn {len(told.cpu)}: status {answer.status}: {answer.body[:400]!r}")
-        message = orjson.loads(answer.body)["choices"][0]["message"]
-        calls = message.get("tool_calls") or []
-        said = [{name: call["function"][name] for name in ("name", "arguments")} for call in calls]
-        told.intact += said == turn["calls"]
-        echo = {"role": "assistant", "content": message.get("content") or ""}
-        messages.append(echo | {"tool_calls": calls} if calls else echo)
-        if talk.tools:
-            call_id = calls[0]["id"] if calls else "none"
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": tail})
-        else:
-            messages.append({"role": "user", "content": tail})
-    connection.close()
-    report = await post(running.engine, "/report", {})
-    told.kept, told.tokens = report["kept"], report["prompt_tokens"]
-    return told
-
-
-# ---------------------------------------------------------------- tables
+TAILS = ("tool", "tool*", "user")
+SPILLED_BYTES = 34_000_000
+"""Routed experts of one session of the part `memory`, and some room."""
 
 
 def installed(names: list[str]) -> list[Peer]:
@@ -117,122 +46,151 @@ def installed(names: list[str]) -> list[Peer]:
             print(f"{peer.name}: not measured: {reason}", flush=True)
         else:
             found.append(peer)
+    if not names:
+        print(NOT_MEASURED)
     return found
 
 
-async def show_requests(texts: Texts, peers: list[Peer], count: int) -> None:
-    print(f"\n{'':<30}{'CPU ms a request':>20}{'first byte, ms':>18}{'beyond the engine':>20}")
-    kinds = f"{'plain':>11}{'streamed':>9}"
-    print(f"{'proxy':<22}{'at once':>8}{kinds}{kinds[2:]}{kinds}")
-    base: dict[tuple[int, bool], float] = {}
-    subjects: list[tuple[str, Start]] = [("(engine alone)", directly), ("lego-rl", partial(ours, sessions=max(WIDTHS)))]
-    for name, start in [*subjects, *((peer.name, partial(before_engine, peer)) for peer in peers)]:
-        try:
-            async with start() as running:
-                for width in WIDTHS:
-                    print(f"{name:<22}{width:>8}{await cells(running, texts, base, count, width)}", flush=True)
-        except Exception as problem:
-            print(f"{name:<22}stopped here: {_told(problem)}", flush=True)
-
-
-async def cells(running: Running, texts: Texts, base: dict[tuple[int, bool], float], count: int, width: int) -> str:
-    figures = []
-    for streamed in (False, True):
-        wanted = max(count // (2 if streamed else 1), width)
-        cpu, first, events = await requests(running, texts, count=wanted, streamed=streamed, width=width)
-        figures.append((cpu, first, first - base.setdefault((width, streamed), first)))
-    plain, stream = figures
-    return (
-        f"{plain[0]:>11.2f}{stream[0]:>9.2f}{plain[1]:>9.1f}{stream[1]:>9.1f}{plain[2]:>11.1f}{stream[2]:>9.1f}"
-        f"   {events} events"
-    )
-
-
-def _told(problem: BaseException) -> str:
+def told(problem: BaseException) -> str:
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
     return " ".join(str(problem).split())[:200] or type(problem).__name__
 
 
-async def show_conversation(texts: Texts, peers: list[Peer]) -> None:
-    print(f"\n{TURNS} turns × {TURN_TOKENS} tokens, Qwen3's tokeniser, thinking on")
-    print(f"{'proxy':<22}{'tails':>6}{'CPU s':>9}{'kept':>9}{'calls':>9}{'turn 100 / 10':>15}{'tokens':>9}")
-    subjects: list[tuple[str, Start]] = [("lego-rl", partial(ours, sessions=1, thinking=True))]
-    for name, start in [*subjects, *((peer.name, partial(before_engine, peer)) for peer in peers)]:
-        for tools in (True, False):
-            talk = texts.talk(TURNS, TURN_TOKENS, tools=tools)
-            kind = f"{name:<22}{'tool' if tools else 'user':>6}"
+# ---------------------------------------------------------------- tables
+
+
+async def show_requests(texts: Texts, peers: list[Peer], options: argparse.Namespace, bars: Bars) -> None:
+    print(f"\n{'':<30}{'CPU ms a request':>20}{'first byte, ms':>18}{'beyond the engine':>20}")
+    kinds = f"{'plain':>11}{'streamed':>9}"
+    print(f"{'proxy':<22}{'at once':>8}{kinds}{kinds[2:]}{kinds}")
+    sessions = max(options.width)
+    subjects: list[tuple[str, Start]] = [("(engine alone)", directly), (OURS, partial(ours, sessions=sessions))]
+    subjects += [(peer.name, partial(before_engine, peer, sessions=sessions)) for peer in peers]
+    base: dict[tuple[int, bool], float] = {}
+    for name, start in subjects:
+        try:
+            async with start() as running:
+                refusals: list[str] = []
+                for width in options.width:
+                    cost = await show_width(running, texts, base, options, width, name, refusals)
+                    if name == OURS:
+                        bars.most(f"plain request, {width} at once", cost[0], 1.0, "CPU ms")
+                        bars.most(f"streamed request (68 events), {width} at once", cost[1], 2.5, "CPU ms")
+                for refusal in dict.fromkeys(refusals):
+                    print(f"{'':<22}–: {refusal}", flush=True)
+        except Exception as problem:
+            print(f"{name:<22}stopped here: {told(problem)}", flush=True)
+            bars.broken(name == OURS, told(problem))
+
+
+async def show_width(
+    running: Running,
+    texts: Texts,
+    base: dict[tuple[int, bool], float],
+    options: argparse.Namespace,
+    width: int,
+    name: str,
+    refusals: list[str],
+) -> list[float]:
+    """One line; the CPU ms of a plain and of a streamed request."""
+    cpu, first, beyond, costs, events = "", "", "", [], 0
+    for streamed, wide in ((False, 11), (True, 9)):
+        # A harness keeps its connection: few requests on each would measure how connections are made.
+        count = max(options.requests // (2 if streamed else 1), 4 * width)
+        try:
+            cost = await requests(running, texts, count=count, streamed=streamed, width=width, rounds=options.rounds)
+        except Refused as refusal:
+            refusals.append(told(refusal))
+            cpu, first, beyond = cpu + f"{'–':>{wide}}", first + f"{'–':>9}", beyond + f"{'–':>{wide}}"
+            costs.append(float("inf"))
+            continue
+        engine = base.setdefault((width, streamed), cost.first_ms)
+        cpu += f"{cost.cpu_ms:>{wide}.2f}"
+        first += f"{cost.first_ms:>9.1f}"
+        beyond += f"{cost.first_ms - engine:>{wide}.1f}"
+        costs.append(cost.cpu_ms)
+        events = cost.events
+    print(f"{name:<22}{width:>8}{cpu}{first}{beyond}   {events} events", flush=True)
+    return costs
+
+
+async def show_conversation(texts: Texts, peers: list[Peer], options: argparse.Namespace, bars: Bars) -> None:
+    turns = options.turns
+    print(f"\n{turns} turns × {TURN_TOKENS} tokens, Qwen3's tokeniser, thinking on; kept: prompts that begin with the")
+    print("whole stream before them; calls: turns whose calls came as sampled. tool*: the client drops the reasoning")
+    print(f"{'proxy':<22}{'tails':>6}{'CPU s':>9}{'kept':>9}{'calls':>9}{'last / tenth':>15}{'tokens':>9}")
+    subjects: list[tuple[str, bool, Start]] = [(OURS, True, partial(ours, sessions=1, thinking=True))]
+    subjects += [(peer.name, peer.renders, partial(before_engine, peer, sessions=1)) for peer in peers]
+    for name, renders, start in subjects:
+        for tails in TAILS:
+            kind = f"{name:<22}{tails:>6}"
+            talk = texts.talk(turns, TURN_TOKENS, tools=tails != "user")
             try:
-                async with start() as running:
-                    # An engine that is sent messages renders them by the model's own template, as vLLM does.
-                    told = await converse(running, talk, {} if name == "lego-rl" else {"tokenizer": str(checkpoint())})
+                rounds = []
+                while len(rounds) < options.rounds and sum(sum(one.cpu) for one in rounds) < 5:
+                    async with start() as running:
+                        # An engine that is sent messages renders them by the model's own template, as vLLM does.
+                        tokenizer = "" if renders else str(checkpoint())
+                        rounds.append(await converse(running, talk, tokenizer, echo_reasoning=tails != "tool*"))
             except Exception as problem:
-                print(f"{kind} stopped: {_told(problem)}", flush=True)
+                print(f"{kind} stopped: {told(problem)}", flush=True)
+                bars.broken(name == OURS, told(problem))
                 continue
+            best = min(rounds, key=lambda one: sum(one.cpu))
+            growth = min(one.growth for one in rounds)
             print(
-                f"{kind}{sum(told.cpu):>9.2f}{told.kept:>6}/{TURNS - 1}{told.intact:>5}/{TURNS}{told.growth:>15.2f}"
-                f"{told.tokens:>9}",
+                f"{kind}{sum(best.cpu):>9.2f}{best.kept:>6}/{turns - 1}{best.intact:>5}/{turns}{growth:>15.2f}"
+                f"{best.tokens:>9}",
                 flush=True,
             )
+            if name == OURS:
+                bars.most(f"conversation, {tails} tails", sum(best.cpu), 0.005 * turns, "CPU s")
+                bars.all(f"prefixes kept, {tails} tails", min(one.kept for one in rounds), turns - 1)
+                bars.all(f"calls intact, {tails} tails", min(one.intact for one in rounds), turns)
+                bars.most(f"last turn against the tenth, {tails} tails", growth, 2.0, "times")
 
 
-async def show_bodies(texts: Texts) -> None:
+async def show_bodies(texts: Texts, bars: Bars) -> None:
     print("\na first request of one large body")
-    filler = texts.piece(20_000)
     async with ours(sessions=len(BODIES)) as running:
         for endpoint, size in zip(running.endpoints, BODIES, strict=True):
-            text = (filler * (size // len(filler) + 1))[:size]
-            connection = await Connection.to(endpoint.port)
-            used = running.cpu_s()
-            answer = await connection.ask(endpoint.request({"messages": [SYSTEM, {"role": "user", "content": text}]}))
-            connection.close()
-            asked = orjson.loads(answer.body).get("usage", {}).get("prompt_tokens")
-            spent = running.cpu_s() - used
-            print(
-                f"{size / 1e6:>10.2f} MB: status {answer.status}, {asked} prompt tokens, {spent:.2f} CPU-s", flush=True
-            )
+            status, asked, spent = await large_body(running, endpoint, texts, size)
+            print(f"{size / 1e6:>10.2f} MB: status {status}, {asked} prompt tokens, {spent:.2f} CPU-s", flush=True)
+            bars.all(f"a body of {size / 1e6:.2f} MB passes", int(status == 200), 1)
 
 
-async def show_memory(texts: Texts, sessions: int, spill: Path | None) -> None:
-    """Every session stays open with its whole history."""
-    piece = MEMORY_TOKENS // MEMORY_TURNS - 160
-    with tempfile.TemporaryDirectory(prefix="lego-rl-spill-", dir=spill) as folder:
-        async with ours(sessions=sessions, spill=Path(folder)) as running:
-            empty = peak_mb(running.pid)
-            used = running.cpu_s()
-            for endpoint in running.endpoints:
-                connection = await Connection.to(endpoint.port)
-                messages: list[Mapping[str, Any]] = [SYSTEM]
-                for _ in range(MEMORY_TURNS):
-                    messages.append({"role": "user", "content": texts.piece(piece)})
-                    answer = await connection.ask(endpoint.request({"messages": messages, "tools": [TOOL]}))
-                    if answer.status != 200:
-                        raise RuntimeError(f"status {answer.status}: {answer.body[:400]!r}")
-                    told = orjson.loads(answer.body)
-                    messages.append({"role": "assistant", "content": told["choices"][0]["message"]["content"]})
-                connection.close()
-            tokens, rows = told["usage"]["total_tokens"], told["usage"]["total_tokens"] - 1
-            print(
-                f"\n{sessions} sessions of {tokens} tokens each, all open; routed experts of 40 layers, top 8, on disk"
-            )
-            print(
-                f"  peak RSS {peak_mb(running.pid):.0f} MB (empty: {empty:.0f} MB), {running.cpu_s() - used:.0f} CPU-s"
-            )
-            print(f"  routed experts of all: {sessions * rows * 320 / 1e9:.1f} GB", flush=True)
+async def show_memory(texts: Texts, options: argparse.Namespace, bars: Bars) -> None:
+    free = shutil.disk_usage(options.spill or tempfile.gettempdir()).free
+    needed = options.sessions * SPILLED_BYTES
+    if free < needed:
+        print(f"\nmemory: not measured: {needed / 1e9:.0f} GB of disk are needed, {free / 1e9:.0f} are free (--spill)")
+        return
+    result: Remembered = await remember(texts, options.sessions, options.spill)
+    print(
+        f"\n{options.sessions} sessions of {result.tokens} tokens each, all open; experts of 40 layers, top 8, on disk"
+    )
+    print(f"  peak RSS {result.peak_mb:.0f} MB (empty: {result.empty_mb:.0f} MB), {result.cpu_s:.0f} CPU-s")
+    print(f"  routed experts of all: {result.spilled_gb:.1f} GB", flush=True)
+    if options.sessions >= 512:
+        bars.most(f"memory of {options.sessions} sessions", result.peak_mb / 1000, 1.5, "GB")
 
 
-async def run(options: argparse.Namespace) -> None:
-    texts = Texts(checkpoint())
+async def run(options: argparse.Namespace) -> bool:
+    """Whether no bar was missed."""
+    texts, bars = Texts(checkpoint()), Bars()
     peers = [] if options.alone else installed(options.peer)
     print(f"encoding 1,000 tokens takes {texts.busy_ms():.1f} CPU ms here and now; 1.2 where nothing else runs")
     if "requests" in options.part:
-        await show_requests(texts, peers, options.requests)
+        await show_requests(texts, peers, options, bars)
     if "conversation" in options.part:
-        await show_conversation(texts, peers)
+        await show_conversation(texts, peers, options, bars)
     if "bodies" in options.part:
-        await show_bodies(texts)
+        await show_bodies(texts, bars)
     if "memory" in options.part:
-        await show_memory(texts, options.sessions, options.spill)
+        await show_memory(texts, options, bars)
+    print(f"\nand at the end {texts.busy_ms():.1f} CPU ms for 1,000 tokens")
+    return bars.show()
 
 
 def main() -> None:
@@ -240,12 +198,16 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, action="append", default=[])
     parser.add_argument("--peer", choices=[peer.name for peer in PEERS], action="append", default=[])
     parser.add_argument("--alone", action="store_true", help="no peers")
-    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=9, help="of each measurement; the least counts")
+    parser.add_argument("--requests", type=int, default=60, help="of a round; half as many streamed")
     parser.add_argument("--sessions", type=int, default=512, help="of the part `memory`; 17 GB of disk for 512")
     parser.add_argument("--spill", type=Path, help="folder with room for them")
+    parser.add_argument("--width", type=int, choices=WIDTHS, action="append", default=[], help="requests at once")
+    parser.add_argument("--turns", type=int, default=100, help="of a conversation; at least 15")
     options = parser.parse_args()
+    options.width = options.width or list(WIDTHS)
     options.part = options.part or list(PARTS)
-    asyncio.run(run(options))
+    sys.exit(0 if asyncio.run(run(options)) else 1)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import asyncio
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,12 @@ PER_SESSION = 20
 """Requests that one session gets before the client goes to the next: a trial is no endless row of requests."""
 
 
-def threads_s(pid: int) -> float:
-    """Processor seconds of one process's living threads, to the nanosecond; 0 when it has ended."""
-    used = 0
-    for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        try:
-            used += int(task.read_text().split()[0])
-        except (OSError, IndexError):
-            continue
-    return used / 1e9
+def process_s(pid: int) -> float:
+    """Processor seconds of a process: all its threads, those that have ended too; 0 when it has ended itself."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) gives
+    except OSError:
+        return 0.0
 
 
 def children(pid: int) -> list[int]:
@@ -38,8 +35,8 @@ def children(pid: int) -> list[int]:
 
 
 def tree_s(pid: int) -> float:
-    """Processor seconds of a process and of all that it started."""
-    return threads_s(pid) + sum(tree_s(child) for child in children(pid))
+    """Processor seconds of a process and of all that it started and that still runs."""
+    return process_s(pid) + sum(tree_s(child) for child in children(pid))
 
 
 def peak_mb(pid: int) -> float:
@@ -117,12 +114,18 @@ class Connection:
         self._writer.close()
 
 
+class Refused(Exception):
+    """An answer that is none."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(f"status {answer.status}: {answer.body[:300].decode(errors='replace')}")
+
+
 @dataclass(kw_only=True)
 class Load:
     """What many requests came to."""
 
     count: int = 0
-    wall_s: float = 0.0
     firsts: list[float] = field(default_factory=list)
     events: int = 0
     """Of the last answer, where it was a stream."""
@@ -132,44 +135,47 @@ class Load:
         return 1000 * statistics.median(self.firsts)
 
 
-async def load(endpoints: Sequence[Endpoint], body: Mapping[str, Any], *, count: int, width: int) -> Load:
-    """`count` requests, `width` at a time; each runs on a connection of its own to the next session."""
+async def load(endpoints: Sequence[Endpoint], body: Callable[[int], Any], *, count: int, width: int) -> Load:
+    """`count` requests, `width` at a time, in rows on a connection of their own to the next session. Raises Refused.
+
+    `body` makes each one's body of its number."""
     result = Load()
     blocks = _blocks(endpoints, count, max(1, min(PER_SESSION, count // width)))
 
     async def worker() -> None:
-        for endpoint, repeats in blocks:
+        for endpoint, numbers in blocks:
             connection = await Connection.to(endpoint.port)
-            request = endpoint.request(body)
-            for _ in range(repeats):
-                answer = await connection.ask(request)
+            for number in numbers:
+                answer = await connection.ask(endpoint.request(body(number)))
                 if answer.status != 200 or b'"error"' in answer.body:
-                    raise RuntimeError(f"status {answer.status}: {answer.body[:400]!r}")
+                    raise Refused(answer)
                 result.count += 1
                 result.firsts.append(answer.first_s)
                 result.events = answer.body.count(b"data: ")
             connection.close()
 
-    begun = time.perf_counter()
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(width):
-            tasks.create_task(worker())
-    result.wall_s = time.perf_counter() - begun
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(width):
+                tasks.create_task(worker())
+    except ExceptionGroup as group:
+        refused = group.subgroup(Refused)
+        raise (refused or group).exceptions[0] from None
     return result
 
 
-def _blocks(endpoints: Sequence[Endpoint], count: int, size: int) -> Iterator[tuple[Endpoint, int]]:
+def _blocks(endpoints: Sequence[Endpoint], count: int, size: int) -> Iterator[tuple[Endpoint, range]]:
     for number, start in enumerate(range(0, count, size)):
-        yield endpoints[number % len(endpoints)], min(size, count - start)
+        yield endpoints[number % len(endpoints)], range(start, min(start + size, count))
 
 
-async def post(port: int, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """One call of the engine's own."""
+async def post(port: int, path: str, body: Any) -> Any:
+    """One call that is no model's: of the engine's script, of what a peer wants to be told. Raises RuntimeError."""
     raw = orjson.dumps(body)
     connection = await Connection.to(port)
-    answer = await connection.ask(
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
-    )
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    answer = await connection.ask(f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw)
     connection.close()
-    told: Mapping[str, Any] = orjson.loads(answer.body)
-    return told
+    if answer.status >= 300:
+        raise RuntimeError(f"{path}: status {answer.status}: {answer.body[:200]!r}")
+    return orjson.loads(answer.body)

@@ -86,7 +86,7 @@ class Engine:
     def generate(self, body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         """Events; an unstreamed answer is one."""
         turn = self.next(body["token_ids"])
-        ids = turn["ids"][: body["sampling_params"]["max_tokens"]]
+        ids = turn["ids"][: body["sampling_params"].get("max_tokens")]
         usage = _usage(len(body["token_ids"]), len(ids))
         step = self.script.per_event if body.get("stream") else len(ids)
         for start in range(0, len(ids), step):

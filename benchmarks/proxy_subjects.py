@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxy_client import Connection, Endpoint, threads_s, tree_s
-from proxy_peers import Peer
+from proxy_client import Connection, Endpoint, process_s, tree_s
+from proxy_peers import Peer, Place
 from proxy_texts import checkpoint
 
 HERE = Path(__file__).parent
-START_S = 120.0
+START_S = 300.0
+"""A gateway imports for long on a busy machine."""
 
 
 def free_port() -> int:
@@ -39,7 +40,7 @@ class Running:
     process: Any = None
 
     def cpu_s(self) -> float:
-        return tree_s(self.pid) if self.whole_tree else threads_s(self.pid)
+        return tree_s(self.pid) if self.whole_tree else process_s(self.pid)
 
 
 @contextlib.asynccontextmanager
@@ -69,7 +70,7 @@ async def directly() -> AsyncIterator[Running]:
     port = free_port()
     process = await asyncio.create_subprocess_exec(sys.executable, str(HERE / "proxy_engine.py"), "--port", str(port))
     try:
-        await answering(port)
+        await answering(port, START_S, process)
         endpoint = Endpoint(url=f"http://127.0.0.1:{port}/v1", key="none", model="model")
         yield Running(pid=process.pid, engine=port, endpoints=[endpoint])
     finally:
@@ -77,35 +78,43 @@ async def directly() -> AsyncIterator[Running]:
         await process.wait()
 
 
-async def answering(port: int, within_s: float = 30.0) -> None:
+async def answering(port: int, within_s: float, process: asyncio.subprocess.Process) -> None:
+    """Until something listens. Raises TimeoutError, or ChildProcessError when the process has ended."""
     async with asyncio.timeout(within_s):
-        while True:
+        while process.returncode is None:
             with contextlib.suppress(OSError):
                 (await Connection.to(port)).close()
                 return
             await asyncio.sleep(0.1)
+    raise ChildProcessError
 
 
 @contextlib.asynccontextmanager
-async def before_engine(peer: Peer) -> AsyncIterator[Running]:
+async def before_engine(peer: Peer, *, sessions: int) -> AsyncIterator[Running]:
     """A peer in front of an engine; what it says goes to a file that is shown when it does not start."""
-    port = free_port()
     async with directly() as engine:
         with tempfile.TemporaryDirectory(prefix="lego-rl-peer-") as name:
             folder = Path(name)
+            place = Place(python=peer.python, port=free_port(), engine=engine.engine, scratch=folder, sessions=sessions)
             log = folder / "log"
-            command = peer.command(port, engine.engine, folder)
             with log.open("wb") as output:
                 process = await asyncio.create_subprocess_exec(
-                    *command, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
+                    *peer.launch(place),
+                    cwd=folder,
+                    env=os.environ | peer.environment,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
                 )
             try:
                 try:
-                    await answering(port, START_S)
-                except TimeoutError:
-                    raise RuntimeError(f"did not serve within {START_S:.0f} s: {log.read_text()[-300:]!r}") from None
-                endpoint = Endpoint(url=f"http://127.0.0.1:{port}{peer.path}", key="sk-none", model="model")
-                yield Running(pid=process.pid, engine=engine.engine, endpoints=[endpoint])
+                    await answering(place.port, START_S, process)
+                except (TimeoutError, ChildProcessError):
+                    raise RuntimeError(f"does not serve: {log.read_text()[-300:]!r}") from None
+                if peer.prepare is not None:
+                    await peer.prepare(place)
+                endpoints = peer.endpoints(place)
+                yield Running(pid=process.pid, engine=engine.engine, endpoints=endpoints)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     process.terminate()

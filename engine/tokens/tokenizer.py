@@ -7,7 +7,7 @@ attribution of tokens to messages, which is most of its cost and of no use here.
 import json
 import sys
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _LONG = 4096
 """Characters from which a text is encoded as a batch of one: the library lets other threads run in batches alone."""
+_REMEMBERED = 256
+"""Shorter texts whose ids are remembered: the marks around each message, the system prompt and tools of all trials."""
 
 
 class CheckpointTokenizer:
@@ -38,6 +40,7 @@ class CheckpointTokenizer:
         self.name_or_path = str(folder)
         self.unk_token_id: int | None = None
         self._folder = folder
+        self._short = lru_cache(maxsize=_REMEMBERED)(self._encode_short)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -83,8 +86,11 @@ class CheckpointTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         if len(text) < _LONG:
-            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            return list(self._short(text, add_special_tokens))
         return list(self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+
+    def _encode_short(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return str(self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens))

@@ -22,6 +22,7 @@ from wire_pieces import changed, places
 
 from engine.proxy.session import REFUSED_BODIES, REFUSED_BODY
 from engine.proxy.sockets import MAX_CONNECTIONS, MAX_HEAD, Connection
+from engine.tokens.tokenizer import CheckpointTokenizer
 
 FUNCTION: dict[str, Any] = TERMINAL["function"]  # type: ignore[assignment]
 CALL = {"id": "c", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
@@ -209,6 +210,23 @@ async def test_a_body_of_20_mb_is_answered_at_once(checkpoint: Path, path: str) 
         (answer,) = await talk(s, post(s, path, body + b" " * (13 << 20)))
         assert answer.status == 413
         await closed(s, [body, dumped(CONTROL)])
+
+
+@EACH
+async def test_a_body_of_20_mb_whose_prompt_fits_is_answered(checkpoint: Path, path: str) -> None:
+    """A long text with each letter escaped, and the rest white space: it is sampled from and kept to the byte."""
+    sentence, number = "a helpful assistant that fixes code. ", 1_000
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in sentence).encode()
+    body = dumped(BODIES[path] | {"stream": False}).replace(b'"go"', b'"%s"' % (escaped * number))
+    body = b"{" + b" " * (20_000_000 - len(body)) + body[1:]
+    room = {"max_context": 1 << 18, "max_prompt_tokens": 1 << 17, "max_response_tokens": 1 << 17}
+    async with nothing_left(), served(checkpoint, ["Done."], max_body_mb=32, moe=False, **room) as s:
+        (answer,) = await talk(s, post(s, path, body))
+        assert answer.status == 200 and b"Done." in answer.body
+        (asked,) = s.engine.calls
+        prompt = CheckpointTokenizer(checkpoint).decode(asked.prompt)
+        assert prompt.count(sentence.strip()) == number
+        await closed(s, [body])
 
 
 async def test_connections_leave_no_object_behind(checkpoint: Path) -> None:

@@ -293,3 +293,13 @@ def test_a_template_that_raises_is_a_refused_message(tmp_path: Path) -> None:
     renderer = load_renderer(model_info(make_checkpoint(tmp_path, picky), "template"))
     with pytest.raises(CannotRender, match="no"):
         renderer.render([{"role": "user", "content": "bad"}], [])
+
+
+def test_what_is_encoded_twice_is_no_shared_list(tokenizer: CheckpointTokenizer) -> None:
+    """Short texts are remembered: who changes the ids that it got must not change those of the next one."""
+    for text in ("user\n", "<|im_end|>", "a long text " * 1000):
+        first = tokenizer.encode(text)
+        first.append(-1)
+        again = tokenizer.encode(text)
+        assert first == [*again, -1] and tokenizer.decode(again) == text
+    assert tokenizer._short.cache_info().currsize <= 256
