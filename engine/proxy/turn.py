@@ -287,13 +287,13 @@ class Turns:
             ToolCall(id=self._call_id(turn, index), name=call.name, arguments=call.arguments)
             for index, call in enumerate(parsed.calls)
         )
-        turn.damaged = frozenset(
+        damaged = frozenset(
             call.id
             for call, sampled in zip(calls, parsed.calls, strict=True)
             if not sampled.well_formed or not can_echo(call, request.tools)
         )
-        turn.reply = Message(role="assistant", text=parsed.content, reasoning=parsed.reasoning, tool_calls=calls)
-        turn.generation = generation
+        reply = Message(role="assistant", text=parsed.content, reasoning=parsed.reasoning, tool_calls=calls)
+        self.conversation.settle(turn, reply, generation, damaged)
         self._failed.discard(turn.place)
         if turn.side:
             return
