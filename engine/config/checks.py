@@ -156,12 +156,32 @@ def _patterns_can_be_read(config: Config) -> Iterator[ConfigError]:
     for name, harness in config["harnesses"].items():
         for key in ("volatile", "side_calls"):
             for index, pattern in enumerate(_at(harness, f"client.{key}") or ()):
+                full = f"harnesses.{name}.client.{key}[{index}]"
                 try:
-                    re.compile(pattern)
+                    empty = re.search(pattern, "") is not None
                 except re.error as error:
-                    full = f"harnesses.{name}.client.{key}[{index}]"
                     way_out = "give one of Python's `re`; a backslash takes a letter's sense"
                     yield ConfigError(full, pattern, f"is no regular expression: {error}", way_out)
+                    continue
+                if empty:
+                    problem = "is found in every text, so every call would be meant by it"
+                    yield ConfigError(full, pattern, problem, "let it match one letter at least (`+` for `*`)")
+
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SANDBOXS_OWN = ("PATH", "HOME", "USER", "BASH_ENV", "SHLVL")
+
+
+def _variables_can_be_forgotten(config: Config) -> Iterator[ConfigError]:
+    """Every bash of the agent forgets a harness's variables by name: one that it needs itself would be gone there."""
+    for harness, settings in config["harnesses"].items():
+        for name in _at(settings, "environment") or ():
+            key = f"harnesses.{harness}.environment"
+            if not _VARIABLE.fullmatch(name):
+                yield ConfigError(key, name, "is no name of a variable", "use letters, digits and `_`")
+            elif name in _SANDBOXS_OWN:
+                problem = "belongs to the sandbox, and the agent's commands would be left without it"
+                yield ConfigError(key, name, problem, "leave it out; a program of your own may set it for itself")
 
 
 def _mini_batches_are_filled(config: Config) -> Iterator[ConfigError]:
@@ -246,6 +266,7 @@ RULES: tuple[Rule, ...] = (
     _calls_can_be_read,
     _clients_wait_for_the_engine,
     _patterns_can_be_read,
+    _variables_can_be_forgotten,
     _mini_batches_are_filled,
     _warm_start_has_tasks,
     _warm_start_has_demonstrations,
