@@ -1,7 +1,6 @@
 """The harnesses that are command-line programs, without a sandbox: what they write, how they start, how they end."""
 
 import json
-import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
