@@ -61,6 +61,7 @@ def threads(calls: Sequence[Call]) -> list[Thread]:
     """All threads of a trial, in the order in which they began; one of them is the main one, unless there is none."""
     found = _cut(calls)
     _name(found)
+    _part_circles(found)
     for thread in found:
         if thread.owner is not None and thread.owner.next is not thread:
             thread.owner.children.append(thread)
@@ -100,6 +101,25 @@ def _followers(calls: Sequence[Call]) -> dict[str, Call]:
         if earlier is None or (earlier.id not in continued and not _passed_on(call, roots)):
             found[parent] = call
     return found
+
+
+def _part_circles(found: Sequence[Thread]) -> None:
+    """Where guesses contradict each other (an agent that was asked again within what it had started), the first of the
+    threads that hold one another is the main one's own."""
+    main = next((thread for thread in found if thread.kind == "main"), None)
+    for thread in found:
+        seen: list[Thread] = []
+        holder: Thread | None = thread
+        while holder is not None and holder not in seen:
+            seen.append(holder)
+            holder = holder.owner
+        if holder is None:
+            continue
+        thread.tool_call = ""
+        if main is None:
+            thread.kind, thread.owner, thread.anchor, main = "main", None, None, thread
+        else:
+            _hang(thread, "branch", main)
 
 
 # ---------------------------------------------------------------- what each is

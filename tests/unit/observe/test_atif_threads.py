@@ -158,6 +158,17 @@ def test_forks_that_run_at_once_are_branches_of_the_one_that_goes_on() -> None:
     assert shape(told) == [("main", [0, 1, 4], None, ""), ("branch", [2, 3], "x1", "")]
 
 
+def test_an_agent_that_was_asked_again_within_what_it_had_started_is_told_once() -> None:
+    """Each of the guesses is sound, and together they would hold one another: there is always a main thread."""
+    told = Told()
+    told.call(None, TASK, says("", a={"prompt": "Look here."}))
+    inner = told.call(None, [user("Look here.")], says("", b={"prompt": "x"}))
+    told.call(None, TASK, says(""))
+    told.call(inner, [result("b", "")], says("Done."))
+    assert shape(told)[0][0] == "main"
+    check_tokens(told.exchanges, told.documents())
+
+
 TEXTS = st.sampled_from(["", "a", "a b", "<summary>a</summary>", "Look here."])
 CALLS = st.lists(
     st.tuples(
