@@ -130,9 +130,10 @@ def _turn_fits_budget(config: Config) -> Iterator[ConfigError]:
 
 
 def _calls_can_be_read(config: Config) -> Iterator[ConfigError]:
-    if _at(config, "model.renderer") != "template":
+    chosen = _at(config, "model.renderer")
+    if not isinstance(chosen, str) or chosen.removesuffix("-thinking").rstrip(":") != "template":
         return
-    problem = "model.renderer=template shows the model no tools and reads no calls in its answers"
+    problem = f"model.renderer={chosen} shows the model no tools and reads no calls in its answers"
     for name, harness in config["harnesses"].items():
         if "native_tool_calling" not in harness:
             way_out = "choose harness=mini_swe_agent with native_tool_calling=false, which works in plain text"

@@ -31,9 +31,10 @@ def family_renderer(name: str, thinking: bool, tokenizer: CheckpointTokenizer) -
         raise ConfigError("model.renderer", f"{name}-thinking", "this family has no such switch", f"use `{name}`")
     try:
         inner = create_renderer(tokenizer, type(defaults)(**options))
-    except (AssertionError, ValueError) as problem:
+    except Exception as problem:  # each family has its own, down to that of a vocabulary that cannot be downloaded
         way_out = "use the renderer of the model's own family"
-        raise ConfigError("model.renderer", name, f"does not fit the tokenizer: {problem}", way_out) from None
+        said = " ".join(str(problem).split())
+        raise ConfigError("model.renderer", name, f"does not fit the tokenizer: {said}", way_out) from None
     renderer = BackedRenderer(name, inner, tokenizer, followed=name in _FOLLOWED)
     renderer.taught = template_writer(tokenizer, thinking)
     return renderer
