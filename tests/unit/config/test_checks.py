@@ -173,8 +173,8 @@ CASES = {
     "calls in plain text by another spelling": (
         {"model.renderer": "template:-thinking", "harnesses.b": {"native_tool_calling": True}},
         [
-            "harnesses.b.native_tool_calling=True: model.renderer=template:-thinking shows the model no tools and reads "
-            "no calls in its answers; set it to false"
+            "harnesses.b.native_tool_calling=True: model.renderer=template:-thinking shows the model no tools and "
+            "reads no calls in its answers; set it to false"
         ],
     ),
     "calls of a program that speaks in calls alone": (
