@@ -130,9 +130,10 @@ def _turn_fits_budget(config: Config) -> Iterator[ConfigError]:
 
 
 def _calls_can_be_read(config: Config) -> Iterator[ConfigError]:
-    if _at(config, "model.renderer") != "template":
+    chosen = _at(config, "model.renderer")
+    if not isinstance(chosen, str) or chosen.removesuffix("-thinking").rstrip(":") != "template":
         return
-    problem = "model.renderer=template shows the model no tools and reads no calls in its answers"
+    problem = f"model.renderer={chosen} shows the model no tools and reads no calls in its answers"
     for name, harness in config["harnesses"].items():
         if "native_tool_calling" not in harness:
             way_out = "choose harness=mini_swe_agent with native_tool_calling=false, which works in plain text"
@@ -155,10 +156,14 @@ def _clients_wait_for_the_engine(config: Config) -> Iterator[ConfigError]:
 def _patterns_can_be_read(config: Config) -> Iterator[ConfigError]:
     for key, pattern in _patterns(config):
         try:
-            re.compile(pattern)
+            everywhere = re.search(pattern, "") is not None
         except re.error as error:
             way_out = "give one of Python's `re`; a backslash takes a letter's sense"
             yield ConfigError(key, pattern, f"is no regular expression: {error}", way_out)
+            continue
+        if everywhere:
+            problem = "is found in every text, so every one would be meant by it"
+            yield ConfigError(key, pattern, problem, "let it match one letter at least (`+` for `*`)")
 
 
 def _patterns(config: Config) -> Iterator[tuple[str, str]]:
@@ -170,6 +175,22 @@ def _patterns(config: Config) -> Iterator[tuple[str, str]]:
         for key in ("added", "paths", "said"):
             for sign, pattern in (_at(stage, key) or {}).items():
                 yield f"defense.stages[{index}].{key}[{sign!r}]", pattern
+
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SANDBOXS_OWN = ("PATH", "HOME", "USER", "BASH_ENV", "SHLVL")
+
+
+def _variables_can_be_forgotten(config: Config) -> Iterator[ConfigError]:
+    """Every bash of the agent forgets a harness's variables by name: one that it needs itself would be gone there."""
+    for harness, settings in config["harnesses"].items():
+        for name in _at(settings, "environment") or ():
+            key = f"harnesses.{harness}.environment"
+            if not _VARIABLE.fullmatch(name):
+                yield ConfigError(key, name, "is no name of a variable", "use letters, digits and `_`")
+            elif name in _SANDBOXS_OWN:
+                problem = "belongs to the sandbox, and the agent's commands would be left without it"
+                yield ConfigError(key, name, problem, "leave it out; a program of your own may set it for itself")
 
 
 def _mini_batches_are_filled(config: Config) -> Iterator[ConfigError]:
@@ -254,6 +275,7 @@ RULES: tuple[Rule, ...] = (
     _calls_can_be_read,
     _clients_wait_for_the_engine,
     _patterns_can_be_read,
+    _variables_can_be_forgotten,
     _mini_batches_are_filled,
     _warm_start_has_tasks,
     _warm_start_has_demonstrations,

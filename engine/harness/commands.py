@@ -24,7 +24,8 @@ PROMPT = f"{FOLDER}/instruction"
 STATE = f"{FOLDER}/state"
 """Sandbox folder for a program's settings and sessions: outside the repository and the home of the agent's commands."""
 MODULES = f"{RUNTIME}/node_modules"
-_FORGET = f"{FOLDER}/forget"
+FORGET = f"{FOLDER}/forget"
+"""Sandbox file that every bash reads before it starts."""
 OWN = ("BASH_ENV", "SHLVL")
 """Variables that `launch` adds."""
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -81,12 +82,12 @@ def launch(
 
     `search`: folders in which the program, but no command of the agent, finds helpers before those of the system."""
     # With a level, bash takes a socket as its standard input for no remote shell, which would read other files.
-    given = {**environment, "BASH_ENV": _FORGET, "SHLVL": "1"}
+    given = {**environment, "BASH_ENV": FORGET, "SHLVL": "1"}
     forget = f"SHLVL=1\nunset BASH_ENV {' '.join(sorted(environment))}\n"
     if search:
         given["PATH"] = ":".join((*search, _SYSTEM_PATH))
         forget += f"PATH={_SYSTEM_PATH}\n"
-    written = {PROMPT: task.instruction.encode(), _FORGET: forget.encode(), **files}
+    written = {PROMPT: task.instruction.encode(), FORGET: forget.encode(), **files}
     start = ("/bin/sh", "-c", f'exec "$@" <{PROMPT}', "start")
     return Launch(command=(*start, *command), environment=given, cwd=task.workdir, files=written)
 

@@ -54,22 +54,20 @@ class Place:
             self._seen[exact] = place
         return place
 
-    def answered_by(self, message: Message, clean: Clean) -> "Turn | None":
-        """The newest call made here whose answer this message is."""
-        return next((turn for turn in reversed(self.turns) if turn.says(message, clean)), None)
+    def known_step(self, message: Message, answers: str, clean: Clean) -> "Place | None":
+        """The place after it, if a request has gone there before."""
+        return self._seen.get((answers, *exact_key(message))) or self._steps.get(plain_key(message, answers, clean))
 
-    def joined_by(self, message: Message, clean: Clean) -> "Turn | None":
-        """The call made after an assistant's text of the client's own, if the client joined text and answer to one."""
+    def answered_by(self, message: Message, clean: Clean) -> "list[Turn]":
+        """The calls made here whose answer this message means, newest first."""
+        return [turn for turn in reversed(self.turns) if turn.says(message, clean)]
+
+    def own_texts(self) -> Iterator[tuple[str, "Place"]]:
+        """What the client put into the assistant's mouth here, and the place after it."""
         for place in self._steps.values():
             own = place.came
-            if own is None or own.role != "assistant" or own.tool_calls or not own.text:
-                continue
-            rest = replace(message, text=message.text.removeprefix(own.text))
-            says_more = rest.text != message.text and (rest.text.strip() or rest.tool_calls)
-            turn = place.answered_by(rest, clean) if says_more else None
-            if turn is not None:
-                return turn
-        return None
+            if own is not None and own.role == "assistant" and own.text and not own.tool_calls:
+                yield own.text, place
 
 
 @dataclass(eq=False, kw_only=True)
@@ -177,6 +175,8 @@ class Conversation:
     def __init__(self, volatile: Sequence[str] = ()) -> None:
         self._clean = without_volatile(volatile)
         self._roots: dict[bytes, Place] = {}
+        self._minted: dict[str, Turn] = {}
+        """Id of each call that was answered → the turn that made it."""
         self.turns: list[Turn] = []
 
     def find(self, request: ChatRequest) -> Spot:
@@ -193,7 +193,8 @@ class Conversation:
                 continue
             if message.role == "assistant":
                 calls = call_places(message)
-                turn = place.answered_by(message, self._clean) or place.joined_by(message, self._clean)
+                answered = self._answered_by(place, message)
+                turn = self._gone_on_with(answered, messages, number) or self._joined(place, message)
                 if turn is not None:
                     turn.continued = True
                     parent, place, start = turn, turn.after, len(said)
@@ -209,6 +210,54 @@ class Conversation:
                 said[-1] = place.came or message
         return Spot(place=place, parent=parent, new=messages[start:], all=said)
 
+    def _answered_by(self, place: Place, message: Message) -> list[Turn]:
+        """The calls made at a place whose answer a message is, newest first; a message that bears the ids of a turn's
+        calls is that turn's answer or none, however many others said the same."""
+        owner = next((self._minted[call.id] for call in message.tool_calls if call.id in self._minted), None)
+        if owner is None:
+            return place.answered_by(message, self._clean)
+        return [owner] if owner.place is place and owner.says(message, self._clean) else []
+
+    def _joined(self, place: Place, message: Message) -> Turn | None:
+        """The call made after an assistant's text of the client's own, if the client joined text and answer to one."""
+        for own, after in place.own_texts():
+            rest = replace(message, text=message.text.removeprefix(own))
+            says_more = rest.text != message.text and (rest.text.strip() or rest.tool_calls)
+            turns = self._answered_by(after, rest) if says_more else []
+            if turns:
+                return turns[0]
+        return None
+
+    def _gone_on_with(self, answered: "Sequence[Turn]", messages: Sequence[Message], number: int) -> Turn | None:
+        """Of calls that all gave the answer `messages[number]`, the one behind which most of what follows it is known;
+        of several such the newest."""
+        if len(answered) < 2:
+            return answered[0] if answered else None
+        heads = [(turn, turn.after) for turn in answered]
+        calls = call_places(messages[number])
+        for message in messages[number + 1 :]:
+            if message.role == "assistant":
+                calls = call_places(message)
+            elif says_nothing(message, self._clean):
+                continue
+            answers = calls.get(message.tool_call_id, message.tool_call_id)
+            further = [(turn, place) for turn, here in heads for place in self._beyond(here, message, answers)]
+            if not further:
+                break
+            heads = further
+            if all(turn is heads[0][0] for turn, _ in heads):
+                break
+        return heads[0][0]
+
+    def _beyond(self, place: Place, message: Message, answers: str) -> "list[Place]":
+        """The known places to which a message leads."""
+        if message.role == "assistant":
+            answered = self._answered_by(place, message)
+            if answered:
+                return [turn.after for turn in answered]
+        known = place.known_step(message, answers, self._clean)
+        return [] if known is None else [known]
+
     def _fragment_end(self, place: Place, messages: Sequence[Message], start: int) -> int:
         """Where what a client kept of a broken answer ends: before the answer to its retry; `start` where it is none.
 
@@ -216,7 +265,7 @@ class Conversation:
         was asked without it, so it stands in no prompt."""
         if any(turn.broken for turn in place.turns):
             for end, later in enumerate(messages[start + 1 :], start + 1):
-                if later.role == "assistant" and place.answered_by(later, self._clean):
+                if later.role == "assistant" and self._answered_by(place, later):
                     return end
                 if later.role not in ("assistant", "tool"):
                     break
@@ -226,6 +275,11 @@ class Conversation:
         """Enter a call before its engine runs."""
         turn.place.turns.append(turn)
         self.turns.append(turn)
+
+    def settle(self, turn: Turn, reply: Message, generation: Generation, damaged: frozenset[str]) -> None:
+        """Enter what its engine sampled."""
+        turn.reply, turn.generation, turn.damaged = reply, generation, damaged
+        self._minted.update((call.id, turn) for call in reply.tool_calls)
 
     def policy_turns(self) -> Iterator[Turn]:
         """Turns whose tokens are trained, oldest first."""

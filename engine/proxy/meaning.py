@@ -97,8 +97,7 @@ def _same_member(ours: dict[str, Any], theirs: dict[str, Any], key: str, minted:
         return _same_value(ours[key], theirs[key], minted)
     if minted and key in theirs:
         return True
-    value = ours.get(key, theirs.get(key))
-    return any(type(value) is type(empty) and value == empty for empty in _EMPTY)
+    return _is_empty(ours.get(key, theirs.get(key)))
 
 
 def _spelled(text: str) -> Any:
@@ -153,7 +152,22 @@ def call_places(message: Message) -> dict[str, str]:
 
 def _canonical(arguments: str) -> str:
     parsed = arguments_object(arguments)
-    return arguments if parsed is None else repr(sorted(parsed.items()))
+    return arguments if parsed is None else repr(_bare(parsed))
+
+
+def _bare(value: Any) -> Any:
+    """A JSON value without what serialisers add or choose: equal for what `_same_value` forgives in a foreign call."""
+    if isinstance(value, dict):
+        return sorted((key, _bare(one)) for key, one in value.items() if not _is_empty(one))
+    if isinstance(value, list):
+        return [_bare(one) for one in value]
+    if isinstance(value, str):
+        return plain(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _is_empty(value: Any) -> bool:
+    return any(type(value) is type(empty) and value == empty for empty in _EMPTY)
 
 
 def in_call_order(messages: Sequence[Message]) -> list[Message]:

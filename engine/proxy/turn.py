@@ -100,7 +100,7 @@ class Turns:
     """Of them, those that were steps of the task."""
     _response_tokens: int = 0
     _ended: Termination | None = None
-    """A limit that no later call can undo."""
+    """A limit that the last call met, or that no later one can undo."""
     _overflow: bool = False
     _failed: set[Place] = field(default_factory=set)
     """Where the engine failed and no retry has succeeded yet."""
@@ -153,12 +153,13 @@ class Turns:
             if sum(1 for _ in self.conversation.side_turns()) >= self.limits.max_turns:
                 raise Refusal(f"This trial may make {self.limits.max_turns} side calls.", code="max_turns_reached")
             return
-        if self._ended is None:
-            answered = sum(not turn.lost for turn in self.conversation.policy_turns())
-            if answered + self._running >= self.limits.max_turns:
-                self._ended = Termination.MAX_TURNS
-            elif self._response_tokens >= self.limits.max_response_tokens:
-                self._ended = Termination.TOKEN_BUDGET
+        answered = sum(not turn.lost for turn in self.conversation.policy_turns())
+        if answered + self._running >= self.limits.max_turns:
+            self._ended = self._ended or Termination.MAX_TURNS
+        elif self._ended is Termination.MAX_TURNS:  # a call that was running came to nothing, or its answer was lost
+            self._ended = None
+        if self._ended is None and self._response_tokens >= self.limits.max_response_tokens:
+            self._ended = Termination.TOKEN_BUDGET
         if self._ended is Termination.MAX_TURNS:
             raise Refusal(
                 f"This trial may make {self.limits.max_turns} model calls and has made them all.",
@@ -287,13 +288,13 @@ class Turns:
             ToolCall(id=self._call_id(turn, index), name=call.name, arguments=call.arguments)
             for index, call in enumerate(parsed.calls)
         )
-        turn.damaged = frozenset(
+        damaged = frozenset(
             call.id
             for call, sampled in zip(calls, parsed.calls, strict=True)
             if not sampled.well_formed or not can_echo(call, request.tools)
         )
-        turn.reply = Message(role="assistant", text=parsed.content, reasoning=parsed.reasoning, tool_calls=calls)
-        turn.generation = generation
+        reply = Message(role="assistant", text=parsed.content, reasoning=parsed.reasoning, tool_calls=calls)
+        self.conversation.settle(turn, reply, generation, damaged)
         self._failed.discard(turn.place)
         if turn.side:
             return

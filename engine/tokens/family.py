@@ -33,8 +33,9 @@ def family_renderer(name: str, thinking: bool, tokenizer: CheckpointTokenizer) -
         raise ConfigError("model.renderer", f"{name}-thinking", "this family has no such switch", f"use `{name}`")
     try:
         inner = create_renderer(tokenizer, type(defaults)(**options))
-    except (AssertionError, ValueError) as problem:
-        raise ConfigError("model.renderer", name, f"does not fit the tokenizer: {problem}", own_family) from None
+    except Exception as problem:  # each family has its own, down to that of a vocabulary that cannot be downloaded
+        said = " ".join(str(problem).split())
+        raise ConfigError("model.renderer", name, f"does not fit the tokenizer: {said}", own_family) from None
     renderer = BackedRenderer(name, inner, tokenizer, followed=name in _FOLLOWED)
     renderer.taught = template_writer(tokenizer, thinking)
     if renderer.taught is not None:

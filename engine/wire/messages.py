@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import orjson
 
+from engine.wire.unicode import loads_leniently
+
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -54,7 +56,10 @@ def arguments_object(arguments: str) -> dict[str, Any] | None:
     try:
         value = orjson.loads(arguments)
     except ValueError:
-        return None
+        try:
+            value = loads_leniently(arguments)
+        except (ValueError, RecursionError):
+            return None
     return value if isinstance(value, dict) and fits_a_body(value) else None
 
 

@@ -50,6 +50,7 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "function_call": (("auto", "none"), "deprecated: use `tool_choice`"),
 }
 """Parameter → the values that can be honoured (null always can), and why no other."""
+_MARK = "cache_control"
 _PARTS = {"text": "text", "refusal": "refusal"}
 
 
@@ -102,7 +103,13 @@ def _tools(data: dict[str, Any]) -> tuple[dict[str, Any], ...]:
         _check_tool(tool, f"tools[{index}]")
     if choice not in (None, "auto", "none"):
         raise unsupported("tool_choice", "Unsupported value for 'tool_choice': a call cannot be forced; use 'auto'.")
-    return () if choice == "none" else tuple(tools)
+    return () if choice == "none" else tuple(map(_unmarked, tools))
+
+
+def _unmarked(tool: dict[str, Any]) -> dict[str, Any]:
+    """Without marks of a client's cache, which move from request to request and are nothing that the model is shown."""
+    bare = {key: value for key, value in tool.items() if key != _MARK}
+    return bare | {"function": {key: value for key, value in tool["function"].items() if key != _MARK}}
 
 
 def _check_tool(tool: Any, where: str) -> None:
@@ -137,6 +144,9 @@ def _plain(role: Role) -> Callable[[dict[str, Any], str], Message]:
     def build(item: dict[str, Any], where: str) -> Message:
         if item.get("content") is None:
             raise wrong_type(f"{where}.content", "a string or an array of parts")
+        if item.get("name") not in (None, ""):
+            reason = "the model's format has no place for a speaker's name; say it in the content"
+            raise unsupported(f"{where}.name", f"Unsupported field '{where}.name': {reason}.")
         return Message(role=role, text=_text(item, where))
 
     return build

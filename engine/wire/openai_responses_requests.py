@@ -176,6 +176,12 @@ def _function(tool: dict[str, Any], where: str, namespace: str = "") -> dict[str
     if boolean(tool, "defer_loading", f"{where}."):
         reason = "a tool is shown to the model from the start or not at all"
         raise unsupported(f"{where}.defer_loading", f"Unsupported value for '{where}.defer_loading': {reason}.")
+    if boolean(tool, "async", f"{where}."):
+        reason = "a turn ends with its calls, and the next one begins with their outputs"
+        raise unsupported(f"{where}.async", f"Unsupported value for '{where}.async': {reason}.")
+    if tool.get("allowed_callers") not in (None, ["direct"]):
+        message = f"Unsupported value for '{where}.allowed_callers': the server runs no programs that could call it."
+        raise unsupported(f"{where}.allowed_callers", message)
     function = {"name": join_name(namespace, _name(tool, where))}
     function |= {name: tool[name] for name in ("description", "parameters") if tool.get(name) is not None}
     shared = {"type": "function", "function": function}

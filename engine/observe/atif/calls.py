@@ -2,7 +2,7 @@
 
 Invariant: ids, log-probabilities and policy versions are the stored ones, untouched. A body that cannot be read as its
 protocol has no messages, or no answer, and says so (`unread`); its tokens are there all the same.
-Refuses prompts whose stored pieces do not add up to the stored length.
+Refuses calls that are no tree, and prompts whose stored pieces do not add up to the stored length.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +53,15 @@ class Call:
 
 
 def read_calls(exchanges: Sequence[Mapping[str, Any]]) -> list[Call]:
-    """All of a trial's calls, in order of arrival."""
+    """All of a trial's calls, in order of arrival. Raises AlignmentError where they are no tree."""
+    known: set[str] = set()
+    for row in exchanges:
+        if row["parent"] is not None and row["parent"] not in known:
+            problem = f"goes on from {row['parent']}, which is no call before it"
+            raise AlignmentError(f"exchange {row['id']}: it {problem}; the trial's file is damaged")
+        if row["id"] in known:
+            raise AlignmentError(f"exchange {row['id']}: there are two; the trial's file is damaged")
+        known.add(row["id"])
     return [_read(number, row) for number, row in enumerate(exchanges)]
 
 

@@ -89,6 +89,21 @@ CASES = {
             "at position 4; give one of Python's `re`; a backslash takes a letter's sense"
         ],
     ),
+    "text that is everywhere": (
+        {"harnesses": {"a": {"client": {"volatile": ["x*", "x+"], "side_calls": [".*title"]}}, "b": {}}},
+        [
+            "harnesses.a.client.volatile[0]='x*': is found in every text, so every one would be meant by it; let it "
+            "match one letter at least (`+` for `*`)"
+        ],
+    ),
+    "variables of the agent's own shell": (
+        {"harnesses": {"a": {"environment": {"MY-VAR; ls": "1", "PATH": "/x", "FINE_1": ""}}, "b": {}}},
+        [
+            "harnesses.a.environment='MY-VAR; ls': is no name of a variable; use letters, digits and `_`",
+            "harnesses.a.environment='PATH': belongs to the sandbox, and the agent's commands would be left without "
+            "it; leave it out; a program of your own may set it for itself",
+        ],
+    ),
     "nucleus": (
         {"proxy": {"top_p": 0.9}},
         [
@@ -160,6 +175,13 @@ CASES = {
         [
             "harnesses.b.native_tool_calling=True: model.renderer=template shows the model no tools and reads no calls "
             "in its answers; set it to false"
+        ],
+    ),
+    "calls in plain text by another spelling": (
+        {"model.renderer": "template:-thinking", "harnesses.b": {"native_tool_calling": True}},
+        [
+            "harnesses.b.native_tool_calling=True: model.renderer=template:-thinking shows the model no tools and "
+            "reads no calls in its answers; set it to false"
         ],
     ),
     "calls of a program that speaks in calls alone": (

@@ -244,11 +244,40 @@ def test_placeholders_are_filled_once_and_other_braces_stay(task: Task) -> None:
     assert launch.files["/run/lego/state/c.json"] == b'{"model": "policy", "in": "/testbed"}'
 
 
-@pytest.mark.parametrize("part", [{"argv": ["x", "--key={api_key}"]}, {"files": {"/run/lego/c": "{api_key}"}}])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"argv": ["x", "--key={api_key}"]},
+        {"files": {"/run/lego/c": "{api_key}"}},
+        {"files": {"/run/lego/{api_key}": ""}},
+        {"search": ["/x/{api_key}"]},
+    ],
+)
 def test_the_key_in_reach_of_the_agents_commands_is_refused(tmp_path: Path, part: dict[str, Any]) -> None:
     problem, _ = make_command("script", **part).problems(Images(tmp_path))
     assert f"harnesses.script.{next(iter(part))}=" in str(problem)
     assert "in reach of every command of the agent" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (
+            {"argv": ["x", "{base_ulr}"]},
+            "argv='{base_ulr}': is no placeholder, and would stay as it is; write {base",
+        ),
+        ({"environment": {"A": "{modle}"}}, "environment='{modle}': is no placeholder, and would stay"),
+        ({"files": {"c.py": ""}}, "files='c.py': is no absolute path to a file; give a path below /run/lego"),
+        ({"files": {"{state}/../../x": ""}}, "files='{state}/../../x': is no absolute path to a file; "),
+        ({"files": {"/run/lego/instruction": ""}}, "files='/run/lego/instruction': is a file of the engine's own; "),
+        ({"files": {"{runtime}/x": ""}}, "files='{runtime}/x': lies in the runtime, which is mounted read-only; "),
+        ({"argv": ["{print}", "${bse_url}"], "files": {"{state}/x": "{modle}", "{workdir}/x": ""}}, None),
+    ],
+)
+def test_what_would_not_be_put_in_or_written_is_refused(tmp_path: Path, part: dict[str, Any], told: str | None) -> None:
+    *problems, _ = make_command("script", **part).problems(Images(tmp_path))
+    assert len(problems) == (told is not None)
+    assert all(str(problem).startswith(f"harnesses.script.{told}") for problem in problems)
 
 
 def test_exit_codes_are_what_the_table_says() -> None:

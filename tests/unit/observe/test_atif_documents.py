@@ -222,3 +222,19 @@ def test_what_cannot_be_told_is_refused() -> None:
     short = dataclasses.replace(good, prompt_length=5)
     with pytest.raises(AlignmentError, match="stored in pieces of 1 tokens, and has 5"):
         documents(row(_of(short)), ABOUT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"parent": "nobody"}, "x1: it goes on from nobody, which is no call before it"),
+        ({"parent": "x1"}, "x1: it goes on from x1, which is no call before it"),
+        ({"id": "x0", "parent": None}, "x0: there are two"),
+    ],
+)
+def test_calls_that_are_no_tree_are_refused(changes: dict[str, Any], told: str) -> None:
+    """A damaged file; a call that goes on from itself was followed for ever."""
+    first = exchange("x0", None, [1], [2])
+    second = dataclasses.replace(exchange("x1", first, [3], [4]), **changes)
+    with pytest.raises(AlignmentError, match=f"exchange {told}; the trial's file is damaged"):
+        documents(row(_of(first, second)), ABOUT)

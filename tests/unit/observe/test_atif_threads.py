@@ -186,6 +186,17 @@ def test_a_request_that_came_three_times_hangs_on_no_thread_of_its_own() -> None
     check_tokens(told.exchanges, told.documents())
 
 
+def test_an_agent_that_was_asked_again_within_what_it_had_started_is_told_once() -> None:
+    """Each of the guesses is sound, and together they would hold one another: there is always a main thread."""
+    told = Told()
+    told.call(None, TASK, says("", a={"prompt": "Look here."}))
+    inner = told.call(None, [user("Look here.")], says("", b={"prompt": "x"}))
+    told.call(None, TASK, says(""))
+    told.call(inner, [result("b", "")], says("Done."))
+    assert [kind for kind, *_ in shape(told)].count("main") == 1
+    check_tokens(told.exchanges, told.documents())
+
+
 TEXTS = st.sampled_from(["", "a", "a b", "<summary>a</summary>", "Look here."])
 CALLS = st.lists(
     st.tuples(

@@ -479,6 +479,20 @@ async def test_concurrent_calls_cannot_pass_the_turn_limit() -> None:
     await running
 
 
+async def test_a_call_that_came_to_nothing_is_no_turn_even_if_another_was_refused_meanwhile() -> None:
+    c = client([asyncio.Event(), "one"], max_turns=1)
+    running = asyncio.create_task(c.ask(SYSTEM, TASK))
+    await asyncio.sleep(0)
+    await refused(c.ask(SYSTEM, TASK, TASK))
+    running.cancel()
+    await asyncio.wait({running})
+    assert c.turns.termination is Termination.MAX_TURNS, "its client was told so"
+    assert (await c.ask(SYSTEM, TASK)).text == "one"
+    assert c.turns.termination is None
+    await refused(c.ask(SYSTEM, TASK))
+    assert c.turns.termination is Termination.MAX_TURNS
+
+
 async def test_context_limit_may_be_followed_by_a_compaction() -> None:
     c = client(["one", "two"], max_context=40, max_prompt_tokens=30)
     one = await c.ask(SYSTEM, TASK)

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from proxy_pieces import TERMINAL, call_text, model_info, tagged_call
+from proxy_pieces import TERMINAL, call_text, make_checkpoint, model_info, tagged_call
 
 from engine.tokens import ParsedCall, Renderer, load_renderer
 from engine.tokens.tokenizer import CheckpointTokenizer
+from engine.wire.messages import Message, ToolCall, arguments_object
 
 ROOT = Path(__file__).parents[3]
 TAGGED = ("qwen3.5", "qwen3.6", "qwen3.8")
@@ -272,3 +273,19 @@ def test_any_token_sequence_parses(family: Family) -> None:
         turn = family.renderer.parse(prompt, ids.astype(np.int32), [TERMINAL])
         (turn.content + turn.reasoning + "".join(call.name + call.arguments for call in turn.calls)).encode()
         assert family.renderer.extend(prompt, ids.astype(np.int32), TAILS[0], [TERMINAL]) is not None
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "template:qwen3"])
+def test_a_call_that_was_cut_within_a_character_can_be_rendered_again(tmp_path: Path, name: str) -> None:
+    """Half a surrogate pair, escaped as every serialiser does it: kept by a compaction, it may not end the trial."""
+    renderer = load_renderer(model_info(make_checkpoint(tmp_path), name))
+    call = ToolCall(id="c", name="terminal", arguments='{"command": "echo \\ud83d"}')
+    assert arguments_object(call.arguments) == {"command": "echo \ufffd"}
+    said = [Message(role="user", text="u"), Message(role="assistant", text="", tool_calls=(call,))]
+    chat = [message.to_chat() for message in (*said, Message(role="tool", text="r", tool_call_id="c"))]
+    assert len(renderer.render(chat, (TERMINAL,)))
+
+
+@pytest.mark.parametrize("written", ['{"a": 1e999, "b": "\\ud83d"}', '{"a": NaN}', '{"a": [-Infinity]}'])
+def test_what_json_has_no_number_for_is_no_object(written: str) -> None:
+    assert arguments_object(written) is None

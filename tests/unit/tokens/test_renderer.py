@@ -241,6 +241,17 @@ def test_a_renderer_that_does_not_fit_is_refused(checkpoint: Path, name: str) ->
     assert caught.value.key == "model.renderer"
 
 
+def test_a_family_whose_own_library_fails_is_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of gpt-oss does where its vocabulary cannot be downloaded."""
+
+    def create(*_: Any) -> None:
+        raise RuntimeError("failed to download\nor load vocab file")
+
+    monkeypatch.setattr("renderers.create_renderer", create)
+    with pytest.raises(ConfigError, match=r"^model\.renderer='qwen3': .*failed to download or load vocab file; "):
+        load_renderer(model_info(checkpoint))
+
+
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         load_renderer(model_info(tmp_path))

@@ -150,6 +150,27 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
     assert OPENAI_CHAT.parse(body).messages[0].text == "a� b 😀"
 
 
+def test_a_speakers_name_is_refused_but_a_tools() -> None:
+    """The model could not tell the speakers apart; of a tool's result the call's id says all."""
+    said = [
+        {"role": "user", "content": "x", "name": ""},
+        {"role": "tool", "content": "r", "tool_call_id": "c", "name": "t"},
+    ]
+    assert len(OPENAI_CHAT.parse(orjson.dumps({"model": "m", "messages": said})).messages) == 2
+    with pytest.raises(Refusal, match=r"messages\[0\].name': the model's format has no place for a speaker's name"):
+        OPENAI_CHAT.parse(orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "x", "name": "bob"}]}))
+
+
+def test_cache_marks_on_tools_are_no_part_of_them() -> None:
+    """They move with the end of a conversation: shown to the model, each move would open a segment."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    function = {"name": "t"}
+    tool = {"type": "function", "function": function}
+    for marked in (tool | mark, tool | {"function": function | mark}):
+        asked = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [marked]}
+        assert OPENAI_CHAT.parse(orjson.dumps(asked)).tools == (tool,)
+
+
 def test_tools_in_another_order_are_the_same_tools() -> None:
     other = {"type": "function", "function": {"name": "edit"}}
     assert parse(tools=[TOOL, other]).tools_key == parse(tools=[other, TOOL]).tools_key

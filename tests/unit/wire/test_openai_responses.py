@@ -179,6 +179,8 @@ def test_reasoning_survives_a_client_that_keeps_only_what_is_encrypted() -> None
         ({"tools": [TOOL | {"description": 3}]}, "tools[0].description"),
         ({"tools": [TOOL | {"strict": True}]}, "tools[0].strict"),
         ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [TOOL | {"async": True}]}, "tools[0].async"),
+        ({"tools": [TOOL | {"allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),
         ({"tools": [AGENTS | {"name": ""}]}, "tools[0].name"),
         ({"tools": [AGENTS | {"tools": None}]}, "tools[0].tools"),
         ({"tools": [AGENTS | {"description": 3}]}, "tools[0].description"),
