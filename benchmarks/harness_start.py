@@ -24,7 +24,8 @@ from engine.config.assemble import assemble
 from engine.config.built import Built
 from engine.config.compose import compose
 from engine.core.contracts import Harness
-from engine.core.records import Endpoint, Task
+from engine.core.records import Task
+from engine.core.specs import Endpoint
 from engine.sandbox.images import DebianImageStore
 
 PORT = 8080

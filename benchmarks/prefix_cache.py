@@ -31,7 +31,8 @@ from small_trial import sandbox_for, small_task, trial_of
 from engine.config.assemble import assemble
 from engine.config.compose import compose
 from engine.core.contracts import Harness, TokenSink
-from engine.core.records import Exchange, Generation, ImageSpec, ModelInfo, Segment
+from engine.core.records import Exchange, Generation, Segment
+from engine.core.specs import ImageSpec, ModelInfo
 from engine.inference.scripted import ScriptedEngine
 from engine.inference.vllm_http import VllmServer
 from engine.proxy.app import LlmProxy

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from engine.core.records import Generation, ImageSpec, ModelInfo, Task, Trial, TrialKey
+from engine.core.records import Generation, Task, Trial, TrialKey
+from engine.core.specs import ImageSpec, ModelInfo
 from engine.inference.probe import WeightProbe
 from engine.inference.vllm_http import VllmServer
 from engine.proxy.app import LlmProxy

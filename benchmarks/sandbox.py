@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from engine.core.records import ImageSpec, SandboxSpec
+from engine.core.specs import ImageSpec, SandboxSpec
 from engine.sandbox.bubblewrap import BubblewrapRuntime
 from engine.sandbox.images import DebianImageStore
 from engine.sandbox.inside import ContainedSandbox

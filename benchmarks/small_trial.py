@@ -4,7 +4,8 @@ import secrets
 from pathlib import Path
 
 from engine.core.contracts import Harness, ImageStore
-from engine.core.records import ImageSpec, SandboxSpec, Task, Trial, TrialKey
+from engine.core.records import Task, Trial, TrialKey
+from engine.core.specs import ImageSpec, SandboxSpec
 
 
 def small_task(folder: Path, image: ImageSpec | None) -> Task:

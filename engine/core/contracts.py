@@ -13,24 +13,17 @@ from engine.core.errors import ConfigError
 from engine.core.records import (
     Batch,
     Demonstration,
-    Endpoint,
     Exchange,
-    ExecResult,
     Finding,
     Generation,
-    ImageSpec,
-    Launch,
-    ModelInfo,
-    Mount,
     Patch,
-    SandboxSpec,
     Segment,
     Task,
     Termination,
     Trial,
     Verdict,
-    WarmStart,
 )
+from engine.core.specs import Endpoint, ExecResult, ImageSpec, Launch, ModelInfo, Mount, SandboxSpec, WarmStart
 
 if TYPE_CHECKING:
     import numpy as np

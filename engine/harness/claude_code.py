@@ -7,7 +7,8 @@ the endpoint's model can do. The instruction comes on its standard input, its la
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Task, Termination
+from engine.core.records import Task, Termination
+from engine.core.specs import Endpoint, ExecResult, ImageSpec, Launch
 from engine.harness import commands, runtime
 from engine.harness.client import Client
 

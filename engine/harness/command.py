@@ -15,7 +15,8 @@ from typing import Any
 
 from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError
-from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Task, Termination
+from engine.core.records import Task, Termination
+from engine.core.specs import Endpoint, ExecResult, ImageSpec, Launch
 from engine.harness import commands, runtime
 from engine.harness.client import Client
 

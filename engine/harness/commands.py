@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError, HarnessError
-from engine.core.records import ExecResult, ImageSpec, Launch, Mount, Task, Termination
+from engine.core.records import Task, Termination
+from engine.core.specs import ExecResult, ImageSpec, Launch, Mount
 from engine.harness import endings
 from engine.harness.runtime import FOLDER, REPORT, RUNTIME, runtime_mount, runtime_problems
 

@@ -8,7 +8,8 @@ import json
 import signal
 
 from engine.core.errors import HarnessError
-from engine.core.records import ExecResult, Termination
+from engine.core.records import Termination
+from engine.core.specs import ExecResult
 from engine.harness.launchers import process
 
 _ENDINGS = {

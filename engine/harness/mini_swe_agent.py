@@ -9,7 +9,8 @@ from typing import Any
 
 from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError
-from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Mount, Task, Termination
+from engine.core.records import Task, Termination
+from engine.core.specs import Endpoint, ExecResult, ImageSpec, Launch, Mount
 from engine.harness import endings, runtime
 from engine.harness.client import Client
 

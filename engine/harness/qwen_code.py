@@ -8,7 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.core.records import Endpoint, ExecResult, ImageSpec, Launch, Task, Termination
+from engine.core.records import Task, Termination
+from engine.core.specs import Endpoint, ExecResult, ImageSpec, Launch
 from engine.harness import commands
 from engine.harness.client import Client
 

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError
-from engine.core.records import ImageSpec, Launch, Mount, Task, WarmStart
+from engine.core.records import Task
+from engine.core.specs import ImageSpec, Launch, Mount, WarmStart
 
 Start = Literal["warm", "cold"]
 RUNTIME = "/opt/agent"

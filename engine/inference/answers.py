@@ -18,7 +18,8 @@ import orjson
 from numpy.typing import NDArray
 
 from engine.core.errors import AlignmentError, InferenceError
-from engine.core.records import Generation, ModelInfo
+from engine.core.records import Generation
+from engine.core.specs import ModelInfo
 
 _NO_EVIDENCE = -9999.0
 """vLLM's stand-in for a log-probability that it does not have."""

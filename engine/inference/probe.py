@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.core.errors import AlignmentError, WeightSyncError
-from engine.core.records import ModelInfo
+from engine.core.specs import ModelInfo
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from engine.core.contracts import Probe, Say, TokenSink
 from engine.core.errors import ConfigError, InferenceError
-from engine.core.records import Generation, ModelInfo
+from engine.core.records import Generation
+from engine.core.specs import ModelInfo
 from engine.inference.script import Script, Turn, read_script, turns_of
 
 _MEAN_SURPRISE = 0.4

@@ -25,7 +25,8 @@ import orjson
 from engine.core.contracts import Say, TokenSink
 from engine.core.credentials import HIDDEN, is_credential
 from engine.core.errors import ConfigError, InferenceError, RunError, WeightSyncError
-from engine.core.records import Generation, ModelInfo
+from engine.core.records import Generation
+from engine.core.specs import ModelInfo
 from engine.core.temporary import temporary_folder
 from engine.inference.answers import check_status, generation, prompt_logprobs, reason
 from engine.inference.gate import Gate

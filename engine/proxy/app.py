@@ -12,7 +12,8 @@ from weakref import WeakSet
 
 from engine.core.contracts import Harness, Inference
 from engine.core.errors import ConfigError, ConfigErrors, RunError
-from engine.core.records import ModelInfo, Trial
+from engine.core.records import Trial
+from engine.core.specs import ModelInfo
 from engine.proxy.conversation import Conversation
 from engine.proxy.http import build_app
 from engine.proxy.session import TrialSession

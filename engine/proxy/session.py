@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.errors import AlignmentError
-from engine.core.records import Endpoint, Exchange, ExchangeKind, Generation, Segment, Termination
+from engine.core.records import Exchange, ExchangeKind, Generation, Segment, Termination
+from engine.core.specs import Endpoint
 from engine.proxy.bodies import Bodies, Body
 from engine.proxy.live import Live
 from engine.proxy.segments import routed_start, segments

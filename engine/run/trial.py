@@ -17,16 +17,8 @@ from typing import Self
 from engine.config.built import Built
 from engine.core.contracts import Defense, Harness, ImageStore, Proxy, Sandbox, SandboxRuntime, Session, Verifier
 from engine.core.errors import EnvironmentFailure, HarnessError, SandboxError
-from engine.core.records import (
-    Finding,
-    Patch,
-    SandboxSpec,
-    Scored,
-    Task,
-    Termination,
-    Trajectory,
-    Trial,
-)
+from engine.core.records import Finding, Patch, Scored, Task, Termination, Trajectory, Trial
+from engine.core.specs import SandboxSpec
 from engine.defense.patch_by_contents import make_patch
 
 PORT = 8080

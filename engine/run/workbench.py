@@ -14,7 +14,7 @@ from pathlib import Path
 from engine.config.built import Built
 from engine.core.contracts import ImageStore, Say, Trainer
 from engine.core.errors import ConfigError, ConfigErrors
-from engine.core.records import ImageSpec, ModelInfo
+from engine.core.specs import ImageSpec, ModelInfo
 from engine.core.threads import to_the_end
 from engine.run import warm_start
 from engine.run.keeper import EngineKeeper

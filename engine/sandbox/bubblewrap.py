@@ -15,7 +15,7 @@ from pathlib import Path
 
 from engine.core.errors import SandboxError
 from engine.core.processes import end
-from engine.core.records import SandboxSpec
+from engine.core.specs import SandboxSpec
 from engine.sandbox.cgroups import Cgroup, Limits
 from engine.sandbox.inside import ContainedSandbox, Parts, in_thread
 from engine.sandbox.local import LocalRuntime, Settings

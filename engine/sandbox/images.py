@@ -26,7 +26,7 @@ from engine.core.contracts import Say
 from engine.core.errors import ConfigError, SandboxError
 from engine.core.paths import cache_dir
 from engine.core.processes import run_checked, run_logged
-from engine.core.records import ImageSpec
+from engine.core.specs import ImageSpec
 from engine.core.temporary import temporary_folder
 from engine.core.threads import to_the_end
 from engine.core.whole import move_into_place

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.core.errors import SandboxError
-from engine.core.records import ExecResult, SandboxSpec, WarmStart
+from engine.core.specs import ExecResult, SandboxSpec, WarmStart
 from engine.sandbox import files, seccomp
 from engine.sandbox.capture import Capture
 from engine.sandbox.cgroups import Cgroup, CommandGroup

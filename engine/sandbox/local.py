@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from engine.core.contracts import ImageStore, Say
 from engine.core.errors import ConfigError, SandboxError
-from engine.core.records import SandboxSpec
+from engine.core.specs import SandboxSpec
 from engine.sandbox import cgroups, files, seccomp
 from engine.sandbox.inside import ContainedSandbox, in_thread
 from engine.sandbox.ledger import Session, reap

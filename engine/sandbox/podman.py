@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from engine.core.errors import ConfigError, SandboxError
-from engine.core.records import SandboxSpec
+from engine.core.specs import SandboxSpec
 from engine.sandbox.cgroups import Cgroup
 from engine.sandbox.inside import ContainedSandbox, Parts, in_thread
 from engine.sandbox.local import LocalRuntime, Settings

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from engine.core.errors import HarnessError, SandboxError
 from engine.core.processes import end
-from engine.core.records import Mount, WarmStart
+from engine.core.specs import Mount, WarmStart
 from engine.sandbox import enter, seccomp, warm_server
 from engine.sandbox.capture import Capture
 from engine.sandbox.commands import Forked, memory_file

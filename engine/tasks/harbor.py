@@ -27,7 +27,8 @@ from typing import Any
 
 from engine.core.errors import ConfigError, PatchError
 from engine.core.patch import difference, read_tree, under
-from engine.core.records import ImageSpec, Patch, Split, Task
+from engine.core.records import Patch, Split, Task
+from engine.core.specs import ImageSpec
 from engine.tasks.grading import Grading, read_grading
 
 SCHEMA_VERSION = "1.4"

@@ -10,7 +10,7 @@ import re
 from pathlib import PurePosixPath
 
 from engine.core.patch import difference
-from engine.core.records import ImageSpec
+from engine.core.specs import ImageSpec
 from engine.tasks.audit import Bug
 from engine.tasks.bundles import Bundle
 from engine.tasks.grading import Grading

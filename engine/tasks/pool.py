@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.core.errors import ConfigError
-from engine.core.records import ImageSpec, Split
+from engine.core.records import Split
+from engine.core.specs import ImageSpec
 
 
 def split_of(names: Sequence[str], validation: Sequence[str]) -> Split:

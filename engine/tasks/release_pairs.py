@@ -22,7 +22,8 @@ from engine.core.contracts import Say
 from engine.core.errors import ConfigError, RunError
 from engine.core.patch import difference, under
 from engine.core.paths import cache_dir
-from engine.core.records import ImageSpec, Task
+from engine.core.records import Task
+from engine.core.specs import ImageSpec
 from engine.core.temporary import temporary_folder
 from engine.core.whole import move_into_place
 from engine.tasks.changelog import release_notes

@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.core.contracts import Sandbox, SandboxRuntime
 from engine.core.errors import RunError
-from engine.core.records import ImageSpec, Mount, SandboxSpec
+from engine.core.specs import ImageSpec, Mount, SandboxSpec
 from engine.core.temporary import temporary_folder
 from engine.tasks.bundles import Bundle, Module
 from engine.tasks.harbor import write_tree

@@ -5,7 +5,7 @@ The name is a family of the package `renderers` (`qwen3`, `qwen3.5`, …), think
 """
 
 from engine.core.errors import ConfigError
-from engine.core.records import ModelInfo
+from engine.core.specs import ModelInfo
 from engine.tokens.family import family_renderer
 from engine.tokens.renderer import Renderer
 from engine.tokens.template import template_renderer

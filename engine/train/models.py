@@ -15,7 +15,7 @@ from typing import Any
 from engine.core.contracts import Say
 from engine.core.errors import ConfigError
 from engine.core.paths import cache_dir
-from engine.core.records import ModelInfo
+from engine.core.specs import ModelInfo
 from engine.core.temporary import temporary_folder
 from engine.core.whole import move_into_place
 

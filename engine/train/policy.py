@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from engine.core.errors import ConfigError, RunError
-from engine.core.records import ModelInfo
+from engine.core.specs import ModelInfo
 from engine.train.microbatches import MicroBatch, Shape
 from engine.train.router import RouterReplay
 

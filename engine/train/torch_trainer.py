@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from engine.core.contracts import Algorithm, RoutingReplay
 from engine.core.errors import AlignmentError, Interrupted, RunError
-from engine.core.records import Batch, ModelInfo
+from engine.core.records import Batch
+from engine.core.specs import ModelInfo
 from engine.train.microbatches import check_batch, collate, plan
 from engine.train.streams import Streams
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from engine.core.contracts import Say
 from engine.core.errors import ConfigError, RunError
 from engine.core.paths import cache_dir
-from engine.core.records import Demonstration, ModelInfo
+from engine.core.records import Demonstration
+from engine.core.specs import ModelInfo
 from engine.core.whole import move_into_place
 from engine.train.models import shape_problems
 

@@ -23,17 +23,8 @@ from typing import Literal
 
 from engine.core.contracts import ImageStore, Sandbox, SandboxRuntime
 from engine.core.errors import GraderError, HarnessError, PatchError
-from engine.core.records import (
-    ExecResult,
-    Finding,
-    ImageSpec,
-    Mount,
-    Patch,
-    SandboxSpec,
-    Task,
-    Verdict,
-    WarmStart,
-)
+from engine.core.records import Finding, Patch, Task, Verdict
+from engine.core.specs import ExecResult, ImageSpec, Mount, SandboxSpec, WarmStart
 from engine.core.temporary import temporary_folder
 from engine.verify.canaries import CanaryFile, belied, make_canaries, without_canaries
 from engine.verify.clones import make_clones

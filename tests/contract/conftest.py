@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from sandbox_cases import make_runtime, specification, task_image
 
-from engine.core.records import ModelInfo
+from engine.core.specs import ModelInfo
 from engine.sandbox.images import DebianImageStore
 from engine.sandbox.inside import ContainedSandbox
 from engine.sandbox.local import LocalRuntime

@@ -10,7 +10,8 @@ import calc_task
 import pytest
 import yaml
 
-from engine.core.records import ImageSpec, Patch, Task, Verdict
+from engine.core.records import Patch, Task, Verdict
+from engine.core.specs import ImageSpec
 from engine.defense.test_edits_reverted import TestEditsReverted
 from engine.sandbox.bubblewrap import BubblewrapRuntime
 from engine.sandbox.images import DebianImageStore

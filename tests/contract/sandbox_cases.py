@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from engine.core.records import ExecResult, ImageSpec, SandboxSpec
+from engine.core.specs import ExecResult, ImageSpec, SandboxSpec
 from engine.sandbox.bubblewrap import BubblewrapRuntime
 from engine.sandbox.inside import ContainedSandbox
 from engine.sandbox.local import LocalRuntime

@@ -14,7 +14,8 @@ from grading_pieces import Bench, calc_task, edits_reverted, open_bench, pool, t
 
 from engine.core.errors import GraderError
 from engine.core.patch import make
-from engine.core.records import ImageSpec, Mount, Patch, SandboxSpec, Task
+from engine.core.records import Patch, Task
+from engine.core.specs import ImageSpec, Mount, SandboxSpec
 from engine.defense.patch_by_contents import make_patch
 
 FAST_PAIRS = ("parse-1.20.0-1.20.1", "pathspec-0.12.0-0.12.1", "cachetools-7.2.1-7.2.2")

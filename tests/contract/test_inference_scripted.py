@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from engine.core.errors import ConfigError, InferenceError
-from engine.core.records import Generation, ModelInfo
+from engine.core.records import Generation
+from engine.core.specs import ModelInfo
 from engine.inference.script import Call, Turn
 from engine.inference.scripted import ScriptedEngine
 from engine.train.models import TinyQwen3Moe

@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3MoeForCausalLM
 
 from engine.core.errors import InferenceError, RunError, WeightSyncError
-from engine.core.records import Generation, ModelInfo
+from engine.core.records import Generation
+from engine.core.specs import ModelInfo
 from engine.inference.probe import WeightProbe
 from engine.inference.vllm_http import VllmServer
 from engine.train.models import TinyQwen3Moe

@@ -8,7 +8,8 @@ import pytest
 from grading_pieces import configured, open_bench
 
 from engine.core.patch import difference, make, read_tree
-from engine.core.records import ImageSpec, Patch, Task
+from engine.core.records import Patch, Task
+from engine.core.specs import ImageSpec
 from engine.tasks.audit import MOST_FAILING, MOST_PASSING, Audit, audit, is_plain
 from engine.tasks.bundles import Bundle, known_packages, real_bundle
 from engine.tasks.generated import generated_bundles

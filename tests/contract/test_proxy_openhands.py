@@ -19,7 +19,8 @@ from proxy_pieces import (
     routing,
 )
 
-from engine.core.records import Exchange, ExecResult, Segment, Termination
+from engine.core.records import Exchange, Segment, Termination
+from engine.core.specs import ExecResult
 from engine.proxy.app import LlmProxy
 from engine.tokens.tokenizer import CheckpointTokenizer
 

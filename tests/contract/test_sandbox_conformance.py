@@ -14,7 +14,7 @@ import pytest
 from sandbox_cases import ROOT, WORKDIR, own_address, python, shell, specification, task_image
 
 from engine.core.errors import SandboxError
-from engine.core.records import Mount
+from engine.core.specs import Mount
 from engine.sandbox.images import DebianImageStore
 from engine.sandbox.inside import ContainedSandbox
 from engine.sandbox.local import LocalRuntime

@@ -11,7 +11,7 @@ from sandbox_cases import ROOT, WORKDIR, make_runtime, processes_with, shell, sp
 
 from engine.core.contracts import SandboxRuntime
 from engine.core.errors import SandboxError
-from engine.core.records import ImageSpec, Mount
+from engine.core.specs import ImageSpec, Mount
 from engine.sandbox.images import DebianImageStore
 from engine.sandbox.inside import ContainedSandbox
 from engine.sandbox.ledger import reap

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 import transformers
 
-from engine.core.records import Batch, ModelInfo, Row
+from engine.core.records import Batch, Row
+from engine.core.specs import ModelInfo
 from engine.samples.advantages import GroupNormalized
 from engine.samples.rewards import AsJudged
 from engine.train.algorithm import Gspo

@@ -24,7 +24,8 @@ from openhands_pieces import (
 )
 
 from engine.core.errors import HarnessError
-from engine.core.records import Endpoint, Mount, Termination
+from engine.core.records import Termination
+from engine.core.specs import Endpoint, Mount
 from engine.harness.condensers import SummarisingCondenser
 from engine.harness.launchers import process
 from engine.harness.openhands import OpenHands

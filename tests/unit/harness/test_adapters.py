@@ -10,7 +10,8 @@ from mini_pieces import make_harness as make_mini_swe_agent
 from openhands_pieces import make_harness as make_openhands
 from packaging.version import Version
 
-from engine.core.records import Endpoint, ImageSpec, Task
+from engine.core.records import Task
+from engine.core.specs import Endpoint, ImageSpec
 from engine.tasks.bundles import known_packages
 from engine.tasks.release_pairs import known_pairs
 

@@ -10,7 +10,8 @@ import pytest
 from command_pieces import make, make_command
 
 from engine.core.errors import HarnessError
-from engine.core.records import Endpoint, ExecResult, ImageSpec, Task, Termination
+from engine.core.records import Task, Termination
+from engine.core.specs import Endpoint, ExecResult, ImageSpec
 from engine.harness import commands
 from engine.tasks.bundles import known_packages
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from engine.core.errors import HarnessError
-from engine.core.records import ExecResult, Termination
+from engine.core.records import Termination
+from engine.core.specs import ExecResult
 from engine.harness.endings import judge
 from engine.harness.launchers import process
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from mini_pieces import make_harness
 
-from engine.core.records import Endpoint, Task
+from engine.core.records import Task
+from engine.core.specs import Endpoint
 from engine.harness.launchers import mini_swe_agent as launcher
 from engine.harness.launchers import process
 

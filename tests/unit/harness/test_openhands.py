@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from openhands_pieces import make_harness
 
-from engine.core.records import Endpoint, ImageSpec, Task
+from engine.core.records import Task
+from engine.core.specs import Endpoint, ImageSpec
 from engine.harness.condensers import SummarisingCondenser
 
 ENDPOINT = Endpoint(base_url="http://127.0.0.1:8080/t/abc", api_key="sk-trial", model="policy")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.core.errors import AlignmentError, InferenceError
-from engine.core.records import ModelInfo
+from engine.core.specs import ModelInfo
 from engine.inference.answers import generation, prompt_logprobs
 from engine.inference.token_stream import StreamedAnswer
 

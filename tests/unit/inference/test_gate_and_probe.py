@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.core.errors import AlignmentError, WeightSyncError
-from engine.core.records import ModelInfo
+from engine.core.specs import ModelInfo
 from engine.inference.gate import Gate
 from engine.inference.probe import WeightProbe
 

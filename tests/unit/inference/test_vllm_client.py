@@ -18,7 +18,8 @@ from safetensors.numpy import save_file
 
 from engine.core.contracts import TokenSink
 from engine.core.errors import AlignmentError, InferenceError, RunError, WeightSyncError
-from engine.core.records import Generation, ModelInfo
+from engine.core.records import Generation
+from engine.core.specs import ModelInfo
 from engine.inference.probe import WeightProbe
 from engine.inference.vllm_http import VllmServer
 from engine.inference.vllm_plugin import PAUSE

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.core.errors import ConfigErrors
-from engine.core.records import ImageSpec
+from engine.core.specs import ImageSpec
 from engine.observe.progress import PlainProgress
 from engine.run.jobs.prepare import _fetch_and_build
 from engine.sandbox import images

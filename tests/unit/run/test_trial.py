@@ -11,7 +11,8 @@ import pytest
 from plan_pieces import tasks
 
 from engine.core.errors import AlignmentError, EnvironmentFailure, GraderError, HarnessError, SandboxError
-from engine.core.records import ExecResult, Launch, Mount, Scored, Termination, Trial, TrialKey, Verdict
+from engine.core.records import Scored, Termination, Trial, TrialKey, Verdict
+from engine.core.specs import ExecResult, Launch, Mount
 from engine.run.trial import Workshop, run_trial
 
 DONE = ExecResult(exit_code=0, stdout=b"", stderr=b"", timed_out=False, oom_killed=False, duration_s=1.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.errors import ConfigError, SandboxError
-from engine.core.records import ImageSpec
+from engine.core.specs import ImageSpec
 from engine.sandbox import images, pip_settings
 from engine.sandbox.images import DebianImageStore, digest
 

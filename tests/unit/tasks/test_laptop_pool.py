@@ -14,7 +14,8 @@ import yaml
 
 from engine.core.contracts import AuditedPool, TaskPool
 from engine.core.errors import RunError
-from engine.core.records import ImageSpec, Patch, Task, TestResult, Verdict
+from engine.core.records import Patch, Task, TestResult, Verdict
+from engine.core.specs import ImageSpec
 from engine.tasks import laptop
 from engine.tasks.audit import Audit, Bug, is_plain, read_audit
 from engine.tasks.bundles import Bundle, known_packages

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from engine.core.records import ModelInfo
+from engine.core.specs import ModelInfo
 from engine.tokens import load_renderer
 from engine.train.tiny.lines import LineSettings, write_line_tokenizer
 from engine.train.tiny.phrases import shared_runs
