@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from letters import CLOSE, Letters, decode, encode
 from proxy_pieces import ScriptedEngine
-from test_turns import Client, client, result
+from turn_pieces import Client, client, result
 
 from engine.core.contracts import TokenSink
 from engine.core.records import Generation
