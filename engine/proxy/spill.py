@@ -9,6 +9,7 @@ AlignmentError. Nothing is written for a model that has none.
 import asyncio
 import os
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ class Spill:
         """Descriptor."""
         self._closed: Callable[[], object] = lambda: None
         self._end = 0
+        self._lock = threading.Lock()
+        """Held while the descriptor is used: once closed, its number may be another file's."""
 
     async def keep(self, rows: NDArray[Any]) -> Rows:
         """Write rows; they may be forgotten afterwards."""
@@ -65,11 +68,11 @@ class Spill:
         return kept
 
     def _write(self, rows: NDArray[Any], offset: int) -> None:
-        assert self._file is not None
         left = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
-        while left:
-            written = os.pwrite(self._file, left, offset)
-            left, offset = left[written:], offset + written
+        with self._lock:
+            while left and self._file is not None:
+                written = os.pwrite(self._file, left, offset)
+                left, offset = left[written:], offset + written
 
     def joined(self, blocks: Sequence[Rows]) -> NDArray[Any]:
         """The rows of all blocks, one after the other; they have one type, and one shape but for their number."""
@@ -93,6 +96,7 @@ class Spill:
             raise AlignmentError(f"{read} bytes of routed experts on disk where {block.bytes} were written")
 
     def close(self) -> None:
-        """Remove it. Idempotent."""
-        self._file = None
-        self._closed()
+        """Remove it, once nothing is written any more: a trial's end leaves threads behind. Idempotent."""
+        with self._lock:
+            self._file = None
+            self._closed()

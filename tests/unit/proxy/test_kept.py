@@ -1,5 +1,8 @@
 """What a trial keeps of its calls: bodies once, routed experts on disk; both read back exact."""
 
+import asyncio
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -75,3 +78,40 @@ async def test_a_file_that_is_too_short_is_refused(tmp_path: Path) -> None:
     await spill.keep(np.zeros((2, 4, 8), np.uint8))
     with pytest.raises(AlignmentError, match=r"^64 bytes .* where 96 were"):
         spill.joined([Rows(offset=0, shape=(3, 4, 8), dtype="|u1")])
+
+
+def test_a_file_that_is_closed_while_a_thread_writes_gives_its_number_to_no_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial that is cancelled leaves the thread; the number of its descriptor is another file's soon after."""
+    spill = Spill(tmp_path)
+    asyncio.run(spill.keep(np.zeros((1, 2), np.uint8)))
+    number, began, go_on, plain = spill._file, threading.Event(), threading.Event(), os.pwrite
+
+    def slow(file: int, data: memoryview, offset: int) -> int:
+        began.set()
+        assert go_on.wait(30)
+        assert os.fstat(file).st_nlink == 0, "the trial's own file has no name"
+        return plain(file, data[:1], offset)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    failed: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            spill._write(np.ones((3, 2), np.uint8), 2)
+        except BaseException as error:
+            failed.append(error)
+
+    writer, closer = threading.Thread(target=write), threading.Thread(target=spill.close)
+    writer.start()
+    assert began.wait(30)
+    closer.start()
+    closer.join(0.2)
+    (tmp_path / "other").write_bytes(b"")
+    with (tmp_path / "other").open("r+b") as other:
+        assert other.fileno() != number
+        go_on.set()
+        writer.join(30)
+        closer.join(30)
+    assert failed == [] and (tmp_path / "other").read_bytes() == b""
