@@ -20,7 +20,7 @@ from pathlib import Path
 
 from engine.core.errors import SandboxError
 from engine.core.paths import cache_dir
-from engine.sandbox.rooms import Room, dismantle, read_record
+from engine.sandbox.rooms import Room, dismantle, end_starters, read_record
 
 
 class Session:
@@ -86,6 +86,7 @@ def reap_sessions(owner: str | None) -> tuple[list[str], list[str]]:
 
 def _reap_session(session: Path) -> tuple[list[str], list[str]]:
     reaped, problems = [], []
+    end_starters(session)
     for folder in [path for path in session.iterdir() if path.is_dir() and not path.is_symlink()]:
         try:
             record = read_record(folder)

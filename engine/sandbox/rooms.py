@@ -120,6 +120,18 @@ def started(pid: int) -> str:
         return ""
 
 
+def end_starters(session: Path) -> None:
+    """End what was starting a sandbox below this folder when its owner was killed: bubblewrap asks the kernel to be
+    told of its parent's death, and one that asked too late lives on with what it started."""
+    below = f"{session.resolve()}/".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                program, *arguments = (entry / "cmdline").read_bytes().split(b"\0")
+                if program.endswith(b"bwrap") and any(argument.startswith(below) for argument in arguments):
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
 def dismantle(folder: Path) -> None:
     """Undo a sandbox: processes, control groups, mounts, files. Safe to repeat. Raises SandboxError if some stays."""
     record = read_record(folder)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,25 @@ def test_a_record_that_a_power_cut_took_keeps_no_start_from_reaping(cache: Path,
     record.write_text(left)
     assert len(reap(None)) == 1
     assert [path.name for path in (cache / "sandboxes").iterdir()] == [".lock"]
+
+
+def test_what_was_starting_a_sandbox_for_a_dead_process_is_ended_with_it(cache: Path) -> None:
+    """Of bubblewrap alone, and of that session alone."""
+    crash("one")
+    (room,) = cache.glob("sandboxes/*/*/trial*")
+
+    def starter(program: str, folder: Path) -> "subprocess.Popen[bytes]":
+        line = [program, "-c", "import time; time.sleep(60)", "--bind", f"{folder}/root"]
+        return subprocess.Popen(line, executable=sys.executable)
+
+    orphan = starter("/usr/bin/bwrap", room)
+    others = [starter("/usr/bin/bwrap", room.parent.with_name("other")), starter("editor", room)]
+    try:
+        time.sleep(0.2)  # until each has its command line
+        assert reap("one") == ("trial 1/a",)
+        assert orphan.wait(timeout=10) == -9
+        assert [other.poll() for other in others] == [None, None]
+    finally:
+        for process in (orphan, *others):
+            process.kill()
+            process.wait()
