@@ -138,16 +138,18 @@ def test_a_record_that_a_power_cut_took_keeps_no_start_from_reaping(cache: Path,
 def test_what_was_starting_a_sandbox_for_a_dead_process_is_ended_with_it(cache: Path) -> None:
     """Of bubblewrap alone, and of that session alone."""
     crash("one")
-    (room,) = cache.glob("sandboxes/*/*/trial*")
+    (room,) = list(cache.glob("sandboxes/*/*/trial*"))
 
     def starter(program: str, folder: Path) -> "subprocess.Popen[bytes]":
         line = [program, "-c", "import time; time.sleep(60)", "--bind", f"{folder}/root"]
-        return subprocess.Popen(line, executable=sys.executable)
+        made = subprocess.Popen(line, executable=sys.executable)
+        while b"--bind" not in Path(f"/proc/{made.pid}/cmdline").read_bytes():
+            time.sleep(0.01)
+        return made
 
     orphan = starter("/usr/bin/bwrap", room)
     others = [starter("/usr/bin/bwrap", room.parent.with_name("other")), starter("editor", room)]
     try:
-        time.sleep(0.2)  # until each has its command line
         assert reap("one") == ("trial 1/a",)
         assert orphan.wait(timeout=10) == -9
         assert [other.poll() for other in others] == [None, None]
