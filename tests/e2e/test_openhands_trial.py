@@ -137,7 +137,9 @@ async def test_an_agent_that_kills_its_harness_is_kept(tmp_path: Path) -> None:
 
 
 async def test_repeating_itself(tmp_path: Path) -> None:
-    ended = await run_trial([shell("echo again", 1)], tmp_path)
+    """By its viewer of files, which always shows the same; its terminal may not, on a machine that is slow."""
+    view = call("file_editor", {"command": "view", "path": "/testbed/calc.py"}, 1)
+    ended = await run_trial([view], tmp_path)
     assert make_harness().judge(ended.result, ended.report)[0] is Termination.NO_PROGRESS
     assert ended.result.exit_code == process.EXIT_NO_PROGRESS
 
