@@ -17,7 +17,7 @@ from engine.tokens.tokenizer import CheckpointTokenizer
 
 _HALF = "\ufffd"
 """How a decoder writes bytes that are no character yet."""
-_THINK, _THINK_END, _CALL_END = "<think>", "</think>", "</tool_call>"
+_THINK, _THINK_END, _CALL, _CALL_END = "<think>", "</think>", "<tool_call>", "</tool_call>"
 
 Parse = Callable[[Sequence[int]], ParsedTurn]
 """Reads a turn that is cut after the given ids."""
@@ -31,6 +31,7 @@ class Marks:
         self.ids = tokenizer.added_ids
         self.think = tokenizer.convert_tokens_to_ids(_THINK)
         self.think_end = tokenizer.convert_tokens_to_ids(_THINK_END)
+        self.call = tokenizer.convert_tokens_to_ids(_CALL)
         self.call_end = tokenizer.convert_tokens_to_ids(_CALL_END)
         self.texts = tokenizer.special_texts
         self._longest = max(map(len, self.texts), default=0)
@@ -54,8 +55,9 @@ class TurnFollower:
         self._marks, self._parse, self._calls = marks, parse, calls
         self._ids: list[int] = []
         self._region: Literal["reasoning", "content", "held"] = "reasoning" if thinking else "content"
-        self._from_content = False
-        """Whether what is held began in the text, so that its calls are meant and no drafts of the reasoning."""
+        self._calls_told = False
+        """Whether what is held began with a call in the text: its calls are meant and no drafts of the reasoning, and
+        no text goes before them as it may after a stray mark."""
         self._first = not thinking
         """Whether reasoning can still begin."""
         self._half: list[int] = []
@@ -106,12 +108,12 @@ class TurnFollower:
         if token == marks.think_end and self._region == "reasoning":
             self._enter("content")
         else:
-            self._from_content = self._region == "content"
+            self._calls_told = self._region == "content" and token == marks.call
             self._enter("held")
         return told
 
     def _closed_calls(self) -> list[Piece | ParsedCall]:
-        if not self._calls or not self._from_content:
+        if not self._calls or not self._calls_told:
             return []
         found = self._parse(self._ids).calls
         known = len(self._said_calls)

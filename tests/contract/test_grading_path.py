@@ -131,7 +131,6 @@ CHEATS = {
     ),
 }
 SILENT = {
-    "a hook that plants a conftest",
     "planted rewards",
     "folders of the interpreter",
     "variables for the next shell",
