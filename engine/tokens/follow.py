@@ -104,7 +104,7 @@ class TurnFollower:
         if token == marks.think and self._first and self._blank():
             self._enter("reasoning")
             return []
-        told = self._tell(whole=True)
+        told = self._tell(whole=True, halves=token in (marks.call, marks.think_end))
         if token == marks.think_end and self._region == "reasoning":
             self._enter("content")
         else:
@@ -129,14 +129,15 @@ class TurnFollower:
     def _blank(self) -> bool:
         return not self._began and not (self._tail + self._marks.decode(self._half)).strip()
 
-    def _tell(self, *, whole: bool) -> list[Piece | ParsedCall]:
-        """What is certain of the region by now; `whole`: it has ended."""
+    def _tell(self, *, whole: bool, halves: bool = True) -> list[Piece | ParsedCall]:
+        """What is certain of the region by now; `whole`: it has ended. `halves`: so has a character that is not whole,
+        which beyond a stray mark may go on."""
         if self._region == "held":
             return []
         if self._half:
             more = self._marks.decode(self._half)
             if whole or not more.endswith(_HALF):
-                self._tail += more
+                self._tail += more if halves else more.rstrip(_HALF)
                 self._half = []
         certain = len(self._tail) if whole else self._marks.certain(self._tail)
         cleaned = self._marks.clean(self._tail[:certain])

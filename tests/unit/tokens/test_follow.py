@@ -125,6 +125,17 @@ def test_formats_with_marks_in_plain_text_are_not_followed(checkpoint: Path) -> 
     assert renderer.follow(renderer.render(START, [TERMINAL]), [TERMINAL], calls=True) is None
 
 
+def test_a_character_that_a_stray_mark_cuts_goes_on_beyond_it(reader: Any) -> None:
+    """A family's reader drops the mark, and the bytes on both sides are a character then."""
+    for name in NAMES:
+        read = reader(name)
+        ids = read.tokenizer.encode("é😀")
+        for at in range(1, len(ids)):
+            for mark in ("<think>", "<|im_start|>", "</think>", "<tool_call>"):
+                said, whole, _ = read.follow([*ids[:at], *read.tokenizer.encode(mark), *ids[at:]], [], calls=False)
+                assert said == whole, (name, at, mark)
+
+
 PARTS = [
     "<think>",
     "</think>",
