@@ -109,7 +109,7 @@ def test_a_step_in_bubblewrap_interrupted_and_resumed(tmp_path: Path) -> None:
     )
     assert regraded.returncode == 0, regraded.stderr
     first_line, last_line = regraded.stdout.splitlines()
-    assert first_line.startswith("3 trials, ") and first_line.endswith(" different patches, each graded 2 times")
+    assert first_line.startswith("3 trials, ") and first_line.endswith(" different patches, graded 2 × each")
     assert last_line == "all verdicts are what they were"
 
 

@@ -77,7 +77,7 @@ class RegradeJob:
             print(line)
         count = sum(len(same.trials) for same in found)
         passed_over = f"; {others} of tasks that are others here were passed over" if others else ""
-        print(f"{count} trials, {len(found)} different patches, each graded {self.times} times{passed_over}")
+        print(f"{count} trials, {len(found)} different patches, graded {self.times} × each{passed_over}")
         if lines:
             raise RunError(f"{len(lines)} of {count} verdicts are not what they were; look at the tests that are named")
         print("all verdicts are what they were")

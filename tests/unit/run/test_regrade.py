@@ -98,7 +98,7 @@ def test_equal_patches_are_graded_once_and_nothing_is_said_where_all_agree(
     assert run(layout, stand) == 0
     assert sorted(stand.graded) == [("t", 0), ("t", 1), ("u", 0)]
     assert capsys.readouterr().out.splitlines() == [
-        "4 trials, 3 different patches, each graded 1 times",
+        "4 trials, 3 different patches, graded 1 × each",
         "all verdicts are what they were",
     ]
     assert stand.running == 0 and sorted(layout.root.rglob("*")) == before
@@ -148,7 +148,7 @@ def test_tasks_that_are_others_here_are_passed_over(layout: Layout, capsys: pyte
     stand = Stand(honest)
     assert run(layout, stand, tasks=("u", "v")) == 0
     assert stand.graded == [("u", 0)]
-    assert "1 trials, 1 different patches, each graded 1 times; 3 of tasks that are others" in capsys.readouterr().out
+    assert "1 trials, 1 different patches, graded 1 × each; 3 of tasks that are others" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"tasks='a\.Pool': has none of the 4 graded tasks of .*; give the run's"):
         run(layout, Stand(honest), tasks=("v",))
 
