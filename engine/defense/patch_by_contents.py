@@ -15,13 +15,11 @@ from engine.core.errors import PatchError
 from engine.core.patch import difference, read_tree, safe_path, walk_files, without
 from engine.core.records import Finding, Patch, Task
 from engine.defense.history import is_history
-from engine.defense.stage import Stage
+from engine.defense.stage import Stage, printable
 
 NAME = "patch_by_contents"
 MAX_FILE_BYTES = 4 << 20
 """A single file beyond this is refused."""
-_NAMED = 50
-"""Paths that a finding names at most."""
 _BYPRODUCTS = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox"})
 _BYPRODUCT_SUFFIXES = (".pyc", ".pyo")
 
@@ -91,14 +89,9 @@ def _below_refused(path: str, refused: Mapping[str, Sequence[str]]) -> bool:
 
 def _findings(refused: Mapping[str, Sequence[str]]) -> tuple[Finding, ...]:
     return tuple(
-        Finding(stage=NAME, phase="extract", detail=f"not taken into the patch: {reason}", paths=_printable(paths))
+        Finding(stage=NAME, phase="extract", detail=f"not taken into the patch: {reason}", paths=printable(paths))
         for reason, paths in sorted(refused.items())
     )
-
-
-def _printable(paths: Sequence[str]) -> tuple[str, ...]:
-    """The first names, as text that can be stored."""
-    return tuple(path.encode("utf-8", "backslashreplace").decode() for path in paths[:_NAMED])
 
 
 class PatchByContents(Stage):
@@ -121,5 +114,5 @@ class PatchByContents(Stage):
         if not dropped:
             return patch, ()
         detail = f"patch over {self.max_patch_kb} KiB: the largest contents were left out"
-        finding = Finding(stage=NAME, phase="extract", detail=detail, paths=_printable(dropped))
+        finding = Finding(stage=NAME, phase="extract", detail=detail, paths=printable(dropped))
         return without(patch, dropped), (finding,)

@@ -20,7 +20,7 @@ from engine.core.errors import EnvironmentFailure
 from engine.core.patch import walk_files
 from engine.core.records import Finding, Patch, Task
 from engine.defense.history import is_history
-from engine.defense.stage import Stage
+from engine.defense.stage import Stage, printable
 
 NAME = "single_commit_history"
 _CLEAN = ("core.hooksPath=/dev/null", "core.autocrlf=false", "core.logAllRefUpdates=false", "commit.gpgSign=false")
@@ -59,7 +59,7 @@ class SingleCommitHistory(Stage):
 
     def extract(self, task: Task, tree: Path, patch: Patch) -> tuple[Patch, Sequence[Finding]]:
         """Note what the agent made of its repository that acts by itself; nothing of it is ever run or read."""
-        paths = tuple(f".git/{path}" for path in _acting(tree / ".git"))
+        paths = printable([f".git/{path}" for path in _acting(tree / ".git")])
         detail = "the agent's repository has hooks, or settings that run programs"
         return patch, (Finding(stage=NAME, phase="extract", detail=detail, paths=paths),) if paths else ()
 
@@ -130,9 +130,14 @@ def _acting(folder: Path) -> list[str]:
     found = sorted(f"hooks/{hook.name}" for hook in hooks.iterdir()) if _is_folder(hooks) else []
     for path in ("config", "info/attributes"):
         file = folder / path
-        if _is_folder(file.parent) and stat.S_ISREG(_mode(file)) and _RUNS.search(file.read_bytes()[:_READ_BYTES]):
+        if _is_folder(file.parent) and stat.S_ISREG(_mode(file)) and _RUNS.search(_beginning(file)):
             found.append(path)
-    return found[:50]
+    return found
+
+
+def _beginning(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(_READ_BYTES)
 
 
 def _is_folder(path: Path) -> bool:

@@ -6,6 +6,14 @@ from pathlib import Path
 from engine.core.contracts import Sandbox
 from engine.core.records import Exchange, Finding, Patch, Task
 
+NAMED = 50
+"""Paths that a finding names at most."""
+
+
+def printable(paths: Sequence[str]) -> tuple[str, ...]:
+    """The first names, as text that can be stored: an agent's need not be Unicode."""
+    return tuple(path.encode("utf-8", "backslashreplace").decode() for path in paths[:NAMED])
+
 
 class Stage:
     """Base of the defences; a defence overrides the phases in which it acts (`contracts.Defense`)."""

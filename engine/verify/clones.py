@@ -142,16 +142,17 @@ def _is_plain(node: ast.expr) -> bool:
     """Whether it is written out: the expected side of an assertion."""
     try:
         ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):
         return False
     return True
 
 
 def _other(expected: ast.expr, source: random.Random) -> ast.expr:
-    """What is not equal to the expected value: of its type, where that is int or str, so that it looks real."""
+    """What is not equal to the expected value: of its type, where that is int or str, so that it looks real. A number
+    is far off, so that no rounding or tolerance makes it the same."""
     value = ast.literal_eval(expected) if _is_plain(expected) else None
     if type(value) is int:
-        return ast.Constant(value + source.randrange(1, 10**6))
+        return ast.Constant(value + (abs(value) + 1) * source.randrange(2, 1000))
     if type(value) is str:
         return ast.Constant(value + word(source))
     return ast.Call(func=ast.Name(id="object", ctx=ast.Load()), args=[], keywords=[])

@@ -191,6 +191,16 @@ async def test_whatever_an_agent_left_of_its_repository_is_read_without_followin
     assert history.extract(task, tree, patch_of()) == (patch_of(), ())
 
 
+async def test_a_hook_whose_name_is_no_unicode_can_be_stored(
+    history: SingleCommitHistory, task: Task, tree: Path
+) -> None:
+    await history.setup(task, tree)
+    (tree / ".git/hooks").mkdir()
+    (tree / ".git/hooks/\udcff").touch()
+    ((finding,),) = history.extract(task, tree, patch_of())[1:]
+    assert finding.paths == (".git/hooks/\\udcff",)
+
+
 # ---------------------------------------------------------------- withheld_tests
 
 
@@ -303,6 +313,12 @@ def test_signs_of_an_attack_in_what_was_said_are_noted_with_their_call(command: 
     assert [(found.detail, found.phase) for found in findings] == (
         [(f"looks like an attack: {sign} (call 2)", "agent")] if sign else []
     )
+
+
+def test_no_pattern_looks_on_without_end() -> None:
+    """An agent's answer of megabytes, all beginnings and no end, would cost its square on the event loop."""
+    for patterns in (settings("Signs")["added"], settings("Signs")["said"]):
+        assert not any("]*" in pattern or ".*" in pattern for pattern in patterns.values())  # type: ignore[attr-defined]
 
 
 # ---------------------------------------------------------------- reap_processes
