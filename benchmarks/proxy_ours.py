@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from engine.core.garbage import look_seldom
 from engine.core.records import Generation, Task, Trial, TrialKey
 from engine.core.specs import ImageSpec, ModelInfo
 from engine.inference.probe import WeightProbe
@@ -154,6 +155,7 @@ async def serve(options: argparse.Namespace) -> None:
             if not options.routed:
                 await behind.start(info, folder)
             await served.start(info, behind)
+            look_seldom()
             sessions = await opened(served, options.sessions, folder)
             print(json.dumps([said(session) for session in sessions]), flush=True)
             for line in iter(lambda: asyncio.to_thread(sys.stdin.readline), None):

@@ -26,6 +26,7 @@ from engine.config.command import run_command
 from engine.config.composed import Composed
 from engine.core.contracts import DrainableJob
 from engine.core.errors import Interrupted, LegoError
+from engine.core.garbage import look_seldom
 from engine.core.paths import compiled_dir
 from engine.run.sweep import Runner
 
@@ -117,6 +118,7 @@ def _run(built: Built) -> int:
     async def wait() -> int:
         return await task
 
+    look_seldom()
     runner = asyncio.Runner()
     loop = runner.get_loop()
     with ENDING.heard_in(loop, hear), runner:

@@ -153,8 +153,7 @@ class Turns:
             if sum(1 for _ in self.conversation.side_turns()) >= self.limits.max_turns:
                 raise Refusal(f"This trial may make {self.limits.max_turns} side calls.", code="max_turns_reached")
             return
-        answered = sum(not turn.lost for turn in self.conversation.policy_turns())
-        if answered + self._running >= self.limits.max_turns:
+        if self._turns_made() >= self.limits.max_turns:
             self._ended = self._ended or Termination.MAX_TURNS
         elif self._ended is Termination.MAX_TURNS:  # a call that was running came to nothing, or its answer was lost
             self._ended = None
@@ -167,6 +166,14 @@ class Turns:
             )
         if self._ended is Termination.TOKEN_BUDGET:
             self._refuse_budget()
+
+    def _turns_made(self) -> int:
+        """Steps of the task, answered or being answered; at most all calls, which is all that matters as long as
+        those are few."""
+        most = len(self.conversation.turns) + self._running
+        if most < self.limits.max_turns:
+            return most
+        return sum(not turn.lost for turn in self.conversation.policy_turns()) + self._running
 
     def _refuse_budget(self) -> None:
         self._ended = Termination.TOKEN_BUDGET

@@ -65,9 +65,14 @@ class Layout:
         return sorted((int(name[1]), path) for name, path in found if name)
 
     @property
+    def reports(self) -> Path:
+        """What is made of a run for people and other programs, at any time."""
+        return self.root / "reports"
+
+    @property
     def learning(self) -> Path:
         """The learning report."""
-        return self.root / "reports" / "learning.html"
+        return self.reports / "learning.html"
 
     @property
     def scratch(self) -> Path:

@@ -113,7 +113,7 @@ class Reader:
 
     def warm_start(self) -> dict[str, Any] | None:
         """What the gate of a warm start found; None where there was none."""
-        path = self.layout.root / "reports" / "warm_start.json"
+        path = self.layout.reports / "warm_start.json"
         if not path.exists():
             return None
         with _whole(path, _SHOWN_ONLY):

@@ -17,6 +17,7 @@ from engine.wire.openai_fields import (
     check_depth,
     check_function,
     check_parameters,
+    check_wishes,
     mapping,
     model_name,
     named,
@@ -58,6 +59,7 @@ def parse_request(body: bytes) -> ChatRequest:
     """Validate a request body. Raises Refusal."""
     data = decode_object(body)
     check_parameters(data, _WISHES | _WITHOUT_EFFECT, _ONLY, _unknown)
+    check_wishes(data)
     stream = boolean(data, "stream")
     include_usage = _stream_options(data, stream)
     bounds = [positive(data, name) for name in ("max_tokens", "max_completion_tokens")]

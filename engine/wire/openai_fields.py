@@ -46,6 +46,50 @@ def check_parameters(
             raise unsupported(name, f"Unsupported value for '{name}': {reason}.")
 
 
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _string(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+_WISHES: dict[str, tuple[Callable[[Any], bool], str]] = (
+    dict.fromkeys(("temperature", "top_p", "top_k", "min_p"), (_number, "a number"))
+    | dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), (_number, "a number"))
+    | dict.fromkeys(("seed",), (_integer, "an integer"))
+    | dict.fromkeys(("reasoning_effort", "effort", "summary", "generate_summary", "verbosity"), (_string, "a string"))
+    | dict.fromkeys(("user", "safety_identifier"), (_string, "a string"))
+    | dict.fromkeys(("prompt_cache_key", "prompt_cache_retention"), (_string, "a string"))
+    | dict.fromkeys(("metadata", "client_metadata"), (_object, "an object"))
+)
+
+
+def check_wishes(data: Mapping[str, Any], within: str = "") -> None:
+    """Refuse what is recorded and not obeyed (sampling, thinking, labels) where it could be no wish of anybody's: what
+    the real service would refuse must not pass unseen here."""
+    for name, (fits, wanted) in _WISHES.items():
+        value = data.get(name)
+        if value is not None and not fits(value):
+            raise wrong_type(within + name, wanted)
+
+
+def check_only_known(data: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+    """Refuse fields that nothing here reads: the model would never see them."""
+    unknown = min((name for name, value in data.items() if name not in known and value is not None), default=None)
+    if unknown is not None:
+        name = f"{where}.{unknown[:SHOWN]}"
+        raise Refusal(f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
+
+
 def boolean(data: Mapping[str, Any], name: str, within: str = "") -> bool:
     value = data.get(name)
     if value is None:

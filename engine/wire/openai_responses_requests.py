@@ -23,7 +23,9 @@ from engine.wire.openai_fields import (
     boolean,
     check_depth,
     check_function,
+    check_only_known,
     check_parameters,
+    check_wishes,
     mapping,
     model_name,
     named,
@@ -56,12 +58,15 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
 """Parameter → the values that can be honoured (null always can), and why no other."""
 _INCLUDE = "reasoning.encrypted_content"
 _NAME = re.compile(r"[a-zA-Z0-9_-]+")
+_SHOWN_OF_A_TOOL = ("description", "parameters", "output_schema")
+_OF_A_TOOL = frozenset({"type", "name", "strict", "defer_loading", "async", "allowed_callers", *_SHOWN_OF_A_TOOL})
 
 
 def parse_request(body: bytes) -> ChatRequest:
     """Validate a request body. Raises Refusal."""
     data = decode_object(body)
     check_parameters(data, _KNOWN, _ONLY, _unknown)
+    check_wishes(data)
     stream = boolean(data, "stream")
     boolean(data, "parallel_tool_calls")
     _check_options(data, stream)
@@ -84,8 +89,10 @@ def _unknown(name: str) -> Refusal:
 
 
 def _check_options(data: dict[str, Any], stream: bool) -> None:
-    _check_fields(data, "reasoning", {"effort", "summary", "generate_summary"})
-    written = _check_fields(data, "text", {"format", "verbosity"}).get("format")
+    check_wishes(_check_fields(data, "reasoning", {"effort", "summary", "generate_summary"}), "reasoning.")
+    text = _check_fields(data, "text", {"format", "verbosity"})
+    check_wishes(text, "text.")
+    written = text.get("format")
     if written is not None and mapping(written, "text.format") != {"type": "text"}:
         reason = "constrained decoding is not supported"
         raise unsupported("text.format", f"Unsupported value for 'text.format': {reason}; use the type 'text'.")
@@ -154,6 +161,7 @@ def _tool(tool: Any, where: str) -> list[dict[str, Any]]:
 def _namespace(tool: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """Its functions; what it says of itself is said before its first."""
     namespace = _name(tool, where)
+    check_only_known(tool, frozenset({"type", "name", "description", "tools"}), where)
     about = tool.get("description")
     if not isinstance(about, str | None):
         raise wrong_type(f"{where}.description", "a string")
@@ -173,6 +181,9 @@ def _namespace(tool: dict[str, Any], where: str) -> list[dict[str, Any]]:
 def _function(tool: dict[str, Any], where: str, namespace: str = "") -> dict[str, Any]:
     """The shared form. Whether a schema is strict is no matter of the model's."""
     check_function(tool, where)
+    check_only_known(tool, _OF_A_TOOL, where)
+    if tool.get("output_schema") is not None:
+        mapping(tool["output_schema"], f"{where}.output_schema")
     if boolean(tool, "defer_loading", f"{where}."):
         reason = "a tool is shown to the model from the start or not at all"
         raise unsupported(f"{where}.defer_loading", f"Unsupported value for '{where}.defer_loading': {reason}.")
@@ -183,7 +194,7 @@ def _function(tool: dict[str, Any], where: str, namespace: str = "") -> dict[str
         message = f"Unsupported value for '{where}.allowed_callers': the server runs no programs that could call it."
         raise unsupported(f"{where}.allowed_callers", message)
     function = {"name": join_name(namespace, _name(tool, where))}
-    function |= {name: tool[name] for name in ("description", "parameters") if tool.get(name) is not None}
+    function |= {name: tool[name] for name in _SHOWN_OF_A_TOOL if tool.get(name) is not None}
     shared = {"type": "function", "function": function}
     check_depth(shared, where)
     return shared

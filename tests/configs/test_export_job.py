@@ -106,6 +106,8 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
         ({"run": str(tmp_path / "taken")}, r"^job.run='.*/taken': this folder holds no run"),
         ({"to": str(tmp_path / "taken")}, r"^job.to='.*/taken': is there already; "),
         ({"to": str(tmp_path / "file/out")}, r"^job.to='.*/file/out': cannot be made or written \(File exists\); "),
+        ({"to": str(layout.trials(0, "train") / "atif")}, r"^job.to='.*': lies among the run's own files; .*/reports"),
+        ({"to": str(layout.root)}, r"^job.to='.*': is there already; "),
         ({"step": 5}, r"^job.step=5: .*/one has no finished trial of it; name one from 0 to 1$"),
         ({"step": 1, "split": "validation"}, r"^job.step=1: .*/one has no finished trial of it; "),
     ):

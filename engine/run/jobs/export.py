@@ -57,8 +57,9 @@ class ExportJob:
         root = Path(self.source) if self.source is not None else built.directory
         check_runs("job.run", [root])
         reader = Reader(Layout(root=root))
-        to = Path(self.to) if self.to is not None else root / "reports" / self.format
+        to = Path(self.to) if self.to is not None else reader.layout.reports / self.format
         _check_free(to)
+        _check_apart(to, reader.layout)
         trials = chosen(reader, self.split, self.step)
         with make_progress(built.observe.progress_interval_s) as progress:
 
@@ -86,6 +87,14 @@ class ExportJob:
             problem = f"cannot be made or written ({error.strerror})"
             raise ConfigError("job.to", str(to), problem, "name a folder to write to") from error
         return files
+
+
+def _check_apart(to: Path, layout: Layout) -> None:
+    """A folder among the run's own would be read as a part of it."""
+    root, there = layout.root.resolve(), to.resolve()
+    if there.is_relative_to(root) and not there.is_relative_to(layout.reports.resolve()):
+        way = f"leave it null for {layout.reports}, or name a folder outside the run"
+        raise ConfigError("job.to", str(to), "lies among the run's own files", way)
 
 
 def _check_free(to: Path) -> None:

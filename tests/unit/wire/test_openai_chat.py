@@ -106,6 +106,13 @@ def test_harmless_forms_are_accepted() -> None:
         ({"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]}, "tools[0].function.strict"),
         ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
         ({"audio": {}}, "audio"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": True}, "top_p"),
+        ({"seed": 1.5}, "seed"),
+        ({"frequency_penalty": []}, "frequency_penalty"),
+        ({"reasoning_effort": 3}, "reasoning_effort"),
+        ({"metadata": "x"}, "metadata"),
+        ({"user": 3}, "user"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str) -> None:

@@ -213,6 +213,14 @@ def test_reasoning_survives_a_client_that_keeps_only_what_is_encrypted() -> None
         ({"max_output_tokens": True}, "max_output_tokens"),
         ({"max_output_tokens": "5"}, "max_output_tokens"),
         ({"max_tokens": 5}, "max_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": [1]}, "top_p"),
+        ({"reasoning": {"effort": 3}}, "reasoning.effort"),
+        ({"text": {"verbosity": 3}}, "text.verbosity"),
+        ({"prompt_cache_key": 3}, "prompt_cache_key"),
+        ({"tools": [TOOL | {"output_schema": "x"}]}, "tools[0].output_schema"),
+        ({"tools": [TOOL | {"examples": ["x"]}]}, "tools[0].examples"),
+        ({"tools": [AGENTS | {"defer_loading": True}]}, "tools[0].defer_loading"),
         ({"messages": []}, "messages"),
     ],
 )
@@ -311,3 +319,9 @@ def test_recorded_bodies_are_read() -> None:
     assert answer_made("openai_responses", received) == meant
     assert calls_made("openai_responses", received) == meant.tool_calls
     assert answer_made("openai_responses", '{"error": {"message": "no"}}') == Message(role="assistant", text="")
+
+
+def test_what_a_tool_returns_is_shown_to_the_model_too() -> None:
+    schema = {"type": "object", "properties": {"lines": {"type": "integer"}}}
+    (tool,) = parse(tools=[TOOL | {"output_schema": schema}]).tools
+    assert tool["function"]["output_schema"] == schema
