@@ -3,7 +3,7 @@
 Invariant: every value comes from the configuration; there is no default here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,6 +30,8 @@ class Schedule:
     """Trials in flight at a time."""
     max_attempts: int
     """Tries per trial by one start of the run when infrastructure fails, the first included."""
+    quarantine: Sequence[str]
+    """Signs of a reward that says nothing (`engine.observe.degenerate`) that keep a task out of the rest of the run."""
     engine_restarts: int
     """Times that one start of the run starts a dead engine again; 0: its death ends the run."""
     staleness_threshold: int

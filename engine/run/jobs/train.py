@@ -30,6 +30,7 @@ from engine.run.directory import check_directory, open_directory
 from engine.run.drain import Drain
 from engine.run.optimise import Optimiser
 from engine.run.plan import Plan, Sampling
+from engine.run.quarantine import Quarantine
 from engine.run.reproduce import fingerprints, resumed, tell
 from engine.run.rollout import Rollout, entry
 from engine.run.workbench import Workbench, check_machine, open_workbench
@@ -176,6 +177,7 @@ class _Loop:
         self._drain = drain
         self._rollout = Rollout(bench.shop, bench.engine, built.schedule, layout, drain)
         self._ledger = self._rollout.ledger
+        self._quarantine = Quarantine(built.schedule.quarantine, self._reader, self._writer, self._ledger)
         self._optimiser = Optimiser(built, bench, layout)
         self._trainer = bench.trainer
         self._model = bench.model
@@ -202,7 +204,9 @@ class _Loop:
         title = f"step {step + 1}/{self._plan.steps}"
         begun = time.monotonic()
         self._state.update("rollout", step=step, policy_version=step)
-        scored = await self._sample(step, f"{title} rollout", self._plan.trials(step, step))
+        planned = self._quarantine.left(step, self._plan.trials(step, step))
+        scored = await self._sample(step, f"{title} rollout", planned)
+        scored = self._quarantine.sift(step, scored, self._observer.say)
         rolled_out = time.monotonic() - begun
         self._drain.check()
         self._state.update("train")
