@@ -99,6 +99,11 @@ class Sandbox(Protocol):
         """A listening socket on 127.0.0.1:port *inside* the sandbox's network namespace, served by the caller."""
         ...
 
+    def denied(self) -> Sequence[str]:
+        """Names (`pypi.org`) and addresses (`10.0.0.1:443`) that its processes tried in vain to reach since the last
+        call, each once; also after `kill`."""
+        ...
+
     async def kill(self) -> int:
         """Kill every process of the sandbox; returns how many outlived the last command. Files stay."""
         ...

@@ -12,11 +12,10 @@ import os
 import select
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from ctypes import CDLL, get_errno
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +25,7 @@ from engine.sandbox import files, seccomp
 from engine.sandbox.capture import Capture
 from engine.sandbox.cgroups import Cgroup, CommandGroup
 from engine.sandbox.commands import Entered, kill_command, memory_file, standard_input, start_cold
+from engine.sandbox.egress import Egress, within
 from engine.sandbox.rooms import HOME, USER, Room
 from engine.sandbox.warm import Place, WarmProcesses
 
@@ -68,12 +68,19 @@ class ContainedSandbox:
         self._init = os.pidfd_open(parts.init)
         self._namespaces: dict[str, int] = {}
         self._stopping: asyncio.Task[None] | None = None
+        self._egress: Egress | None = None
         try:
             for name in _NAMESPACES:
                 self._namespaces[name] = os.open(f"/proc/{parts.init}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             self._close_descriptors()
             raise SandboxError(f"sandbox {parts.spec.name} ended as it started") from error
+        try:
+            self._egress = Egress(self._namespaces["net"])
+        except OSError as error:
+            self._close_descriptors()
+            problem = f"attempts to reach the network cannot be heard in {parts.spec.name}: {error.strerror}"
+            raise SandboxError(problem) from error
 
     @property
     def room(self) -> Room:
@@ -236,9 +243,13 @@ class ContainedSandbox:
         """A listening socket on 127.0.0.1:port inside the sandbox, served by the caller, who closes it."""
         self._require_life()
         try:
-            return await in_thread(_listen_in, self._namespaces["net"], port)
+            return await in_thread(within, self._namespaces["net"], partial(_listener, port))
         except OSError as error:
             raise SandboxError(f"cannot listen on port {port} in {self._parts.spec.name}: {error.strerror}") from error
+
+    def denied(self) -> Sequence[str]:
+        """Names and addresses beyond it that its processes tried to reach since the last call; also after `kill`."""
+        return () if self._egress is None else self._egress.attempts()
 
     # ------------------------------------------------------------ the end
 
@@ -284,6 +295,9 @@ class ContainedSandbox:
                 os.close(descriptor)
         self._init = -1
         self._namespaces.clear()
+        if self._egress is not None:
+            self._egress.close()
+            self._egress = None
 
 
 async def in_thread(operation: Callable[..., T], *arguments: object) -> T:
@@ -308,34 +322,17 @@ async def _join(task: asyncio.Task[None]) -> None:
     await task
 
 
-def _listen_in(namespace: int, port: int) -> socket.socket:
-    """Bind in another network namespace: by a thread of its own, which enters it and ends there."""
-    made: list[socket.socket] = []
-    failed: list[OSError] = []
-
-    def bind() -> None:
-        try:
-            if CDLL(None, use_errno=True).setns(namespace, 0) < 0:
-                raise OSError(get_errno(), os.strerror(get_errno()))
-            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            try:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(("127.0.0.1", port))
-                listener.listen(_BACKLOG)
-            except OSError:
-                listener.close()
-                raise
-            listener.setblocking(False)
-            made.append(listener)
-        except OSError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=bind, name="sandbox-listen")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return made[0]
+def _listener(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
 
 
 def _exiting(pid: int) -> bool:

@@ -54,6 +54,7 @@ _ENVIRONMENT = {
     "PYTHONNOUSERSITE": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
 }
+_NAMED = 10
 _ENDINGS = {"timeout": "the tests ran over their time", "flooded": "the tests flooded the report"}
 
 
@@ -112,13 +113,15 @@ class PytestVerifier:
             try:
                 await sandbox.upload(tree, task.workdir)
                 run = await self._drive(task, sandbox, canaries, mark)
+                tried = sandbox.denied()
             finally:
                 await asyncio.shield(sandbox.stop())
         if not run.ready:
             raise GraderError(f"task {task.id}: the grader never got ready ({run.ended}): {_last_line(run.output)}")
         output = without_canaries(run.output, canaries)[-self.evidence_chars :]
         verdict = decide(task, canaries, read_report(run.report, mark, run.exit_code), run.ended, output)
-        return replace(verdict, findings=(*findings, *verdict.findings), grade_s=time.monotonic() - begun)
+        findings = (*findings, *_egress(tried), *verdict.findings)
+        return replace(verdict, findings=findings, grade_s=time.monotonic() - begun)
 
     def _canaries(self, task: Task) -> tuple[CanaryFile, ...]:
         source = random.SystemRandom()
@@ -205,6 +208,12 @@ def decide(task: Task, canaries: Sequence[CanaryFile], report: Report, ended: st
         findings=tuple(findings),
         grade_s=0.0,
     )
+
+
+def _egress(tried: Sequence[str]) -> tuple[Finding, ...]:
+    """What the tested code tried to reach, where there is no network; its tests' outcomes say what came of it."""
+    detail = f"the tests tried to reach {', '.join(tried[:_NAMED])}" + (" and more" if len(tried) > _NAMED else "")
+    return (Finding(stage="verify", phase="grade", detail=detail),) if tried else ()
 
 
 def _unfit(task: Task, reason: str, grade_s: float) -> Verdict:

@@ -263,6 +263,11 @@ async def test_nothing_but_loopback_is_reachable(sandbox: ContainedSandbox, host
     lines = answers.splitlines()
     assert lines[0] == "['lo']" and int(lines[1]) <= 1
     assert lines[2:] == ["closed"] * 4 + ["no name"]
+    tried = [f"{address}:{port}" for address in (own_address(), "192.0.2.1", "169.254.169.254")]
+    assert sandbox.denied() == [*tried, "example.org"]
+    await python(sandbox, "import socket; socket.socket().connect_ex(('192.0.2.2', 80))")
+    await sandbox.kill()
+    assert sandbox.denied() == ["192.0.2.2:80"]
 
 
 async def test_a_listener_serves_the_sandbox_from_the_host(sandbox: ContainedSandbox) -> None:

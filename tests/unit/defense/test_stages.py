@@ -15,6 +15,7 @@ from samples_cases import exchange
 from engine.core.errors import EnvironmentFailure
 from engine.core.patch import make
 from engine.core.records import Task
+from engine.defense.denied_egress import DeniedEgress
 from engine.defense.patch_by_contents import make_patch
 from engine.defense.reap_processes import ReapProcesses
 from engine.defense.signs import Signs
@@ -331,3 +332,20 @@ async def test_what_outlived_the_agent_is_a_finding(task: Task, outlived: int) -
 
     findings = await ReapProcesses().settle(task, SimpleNamespace(kill=kill))  # type: ignore[arg-type]
     assert [finding.detail.split()[0] for finding in findings] == (["3"] if outlived else [])
+
+
+# ---------------------------------------------------------------- denied_egress
+
+
+async def test_attempts_to_get_out_are_a_finding(task: Task) -> None:
+    tried = ["pypi.org", "stats.vendor.com", "192.0.2.1:443"]
+    sandbox = SimpleNamespace(denied=lambda: tried)
+    stage = DeniedEgress(ignored=["*.vendor.com"])
+    assert [one.detail for one in await stage.settle(task, sandbox)] == [  # type: ignore[arg-type]
+        "tried to reach pypi.org, 192.0.2.1:443"
+    ]
+    tried[:] = [f"192.0.2.{number}:80" for number in range(12)]
+    (many,) = await stage.settle(task, sandbox)  # type: ignore[arg-type]
+    assert many.detail.endswith("192.0.2.9:80 and 2 more")
+    tried[:] = ["stats.vendor.com"]
+    assert not await stage.settle(task, sandbox)  # type: ignore[arg-type]

@@ -49,6 +49,9 @@ class Stand:
     async def upload(self, source: Path, target: str) -> None:
         self._do("upload")
 
+    def denied(self) -> tuple[()]:
+        return ()
+
     async def listen(self, port: int) -> Any:
         self._do("listen")
 

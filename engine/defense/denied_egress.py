@@ -1,0 +1,37 @@
+"""Notes what the agent tried to reach beyond its proxy. The sandbox's network holds it back, whatever stands here.
+
+Invariant: nothing is changed. What a harness asks for by itself (telemetry, updates) is not the agent's doing, and is
+named by the configuration.
+"""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from engine.core.contracts import Sandbox
+from engine.core.records import Finding, Task
+from engine.defense.stage import Stage
+
+NAME = "denied_egress"
+_NAMED = 10
+
+
+class DeniedEgress(Stage):
+    """Denied attempts become findings (`contracts.Defense`).
+
+    Args:
+        ignored: patterns (`*.example.com`, `*:123/udp`) of names and addresses that are not noted.
+    """
+
+    name = NAME
+
+    def __init__(self, *, ignored: Sequence[str]) -> None:
+        self.ignored = ignored
+
+    async def settle(self, task: Task, sandbox: Sandbox) -> Sequence[Finding]:
+        """One finding that names the first of them."""
+        tried = [one for one in sandbox.denied() if not any(fnmatchcase(one, pattern) for pattern in self.ignored)]
+        if not tried:
+            return ()
+        more = f" and {len(tried) - _NAMED} more" if len(tried) > _NAMED else ""
+        detail = f"tried to reach {', '.join(tried[:_NAMED])}{more}"
+        return (Finding(stage=NAME, phase="agent", detail=detail),)
