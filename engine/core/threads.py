@@ -5,7 +5,7 @@ Invariant: once `threads_end_here` is left, however, no thread that was started 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
@@ -36,3 +36,8 @@ async def to_the_end(work: Coroutine[Any, Any, _Answer]) -> _Answer:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([task])
         raise
+
+
+async def in_thread(operation: Callable[..., _Answer], *arguments: object) -> _Answer:
+    """Run blocking work in a thread; when cancelled, wait for its end first, so that nothing works on unseen."""
+    return await to_the_end(asyncio.to_thread(operation, *arguments))

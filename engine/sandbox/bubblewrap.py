@@ -16,8 +16,9 @@ from pathlib import Path
 from engine.core.errors import SandboxError
 from engine.core.processes import end
 from engine.core.specs import SandboxSpec
+from engine.core.threads import in_thread
 from engine.sandbox.cgroups import Cgroup, Limits
-from engine.sandbox.inside import ContainedSandbox, Parts, in_thread
+from engine.sandbox.inside import ContainedSandbox, Parts
 from engine.sandbox.local import LocalRuntime, Settings
 from engine.sandbox.rooms import Record, Room, Storage, dismantle
 from engine.sandbox.tools import find

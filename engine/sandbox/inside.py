@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from engine.core.errors import SandboxError
 from engine.core.specs import ExecResult, SandboxSpec, WarmStart
+from engine.core.threads import in_thread
 from engine.sandbox import files, seccomp
 from engine.sandbox.capture import Capture
 from engine.sandbox.cgroups import Cgroup, CommandGroup
@@ -298,11 +299,6 @@ class ContainedSandbox:
         if self._egress is not None:
             self._egress.close()
             self._egress = None
-
-
-async def in_thread(operation: Callable[..., T], *arguments: object) -> T:
-    """Run blocking work in a thread; when cancelled, wait for its end first, so that nothing works on unseen."""
-    return await _to_the_end(asyncio.to_thread(operation, *arguments))
 
 
 async def _to_the_end(work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:

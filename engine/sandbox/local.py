@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from engine.core.contracts import ImageStore, Say
 from engine.core.errors import ConfigError, SandboxError
 from engine.core.specs import SandboxSpec
+from engine.core.threads import in_thread
 from engine.sandbox import cgroups, files, seccomp
-from engine.sandbox.inside import ContainedSandbox, in_thread
+from engine.sandbox.inside import ContainedSandbox
 from engine.sandbox.ledger import Session, reap
 from engine.sandbox.rooms import HOME, Record, Room, Storage, dismantle, furnish
 from engine.sandbox.tools import find

@@ -14,8 +14,9 @@ from typing import Any
 
 from engine.core.errors import ConfigError, SandboxError
 from engine.core.specs import SandboxSpec
+from engine.core.threads import in_thread
 from engine.sandbox.cgroups import Cgroup
-from engine.sandbox.inside import ContainedSandbox, Parts, in_thread
+from engine.sandbox.inside import ContainedSandbox, Parts
 from engine.sandbox.local import LocalRuntime, Settings
 from engine.sandbox.podman_service import Service
 from engine.sandbox.rooms import Record, Room, Storage, dismantle
@@ -75,7 +76,7 @@ class PodmanRuntime(LocalRuntime):
         return Record(name=spec.name, runtime=self.label, cgroups=(), container=container, init=0, init_started="")
 
     async def _launch(self, spec: SandboxSpec, room: Room, record: Record) -> ContainedSandbox:
-        init = await in_thread(self._service.create, self._specification(spec, room, record))
+        init = await self._service.create(self._specification(spec, room, record))
         await in_thread(room.note_init, record, init)
         return ContainedSandbox(
             Parts(
@@ -91,7 +92,7 @@ class PodmanRuntime(LocalRuntime):
         )
 
     async def _remove(self, room: Room, record: Record) -> None:
-        await in_thread(self._service.remove, record.container)
+        await self._service.remove(record.container)
         room.note(replace(record, container=""))
         await in_thread(dismantle, room.folder)
         self._forget(room)

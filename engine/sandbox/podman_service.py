@@ -1,7 +1,8 @@
 """A podman of the project's own: its state lies in the cache, its settings come with the package.
 
 No other podman of the machine is read or changed: root, run root, locks and settings are all given. `Service` is the
-API server of one process, and dies with it; `remove_container` works without one, for leftovers of dead runs.
+API server of one process, and dies with it; where it ends before, containers live on, and the next call starts it
+again. `remove_container` works without one, for leftovers of dead runs.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from typing import Any
 from engine.core.errors import SandboxError
 from engine.core.paths import cache_dir
 from engine.core.processes import end
+from engine.core.threads import in_thread
 
 _START_S = 30.0
 _CALL_S = 120
@@ -66,6 +68,7 @@ class Service:
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._process: Process | None = None
+        self._starting = asyncio.Lock()
 
     async def start(self, folder_link: Path) -> None:
         """Start it and wait until it answers. `folder_link` will name its folder, for those who clean up after us."""
@@ -74,7 +77,15 @@ class Service:
         folder_link.symlink_to(self._folder)  # ahead of the act: there is no moment at which nobody knows of it
         self._folder.mkdir(mode=0o700)
         (cache_dir() / "podman").mkdir(parents=True, exist_ok=True)
-        with (self._folder / "log").open("wb") as log:
+        try:
+            await self._serve(self._folder)
+        except SandboxError:
+            await self.stop()
+            raise
+
+    async def _serve(self, folder: Path) -> None:
+        (folder / "podman.sock").unlink(missing_ok=True)
+        with (folder / "log").open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *("setpriv", "--pdeathsig", "KILL", "--"),
                 *command(),
@@ -83,16 +94,23 @@ class Service:
                 stdout=log,
                 stderr=log,
                 env=environment(),
-                cwd=self._folder,  # conmon leaves an empty file `oom` in it when a command ran out of memory
+                cwd=folder,  # conmon leaves an empty file `oom` in it when a command ran out of memory
                 start_new_session=True,
             )
         deadline = time.monotonic() + _START_S
         while not await asyncio.to_thread(self._answers):
             if self._process.returncode is not None or time.monotonic() > deadline:
-                reason = " ".join((self._folder / "log").read_text(errors="replace").split())
-                await self.stop()
+                reason = " ".join((folder / "log").read_text(errors="replace").split())
                 raise SandboxError(f"podman's service does not start: {reason[-500:] or 'no answer'}")
             await asyncio.sleep(0.02)
+
+    async def _revive(self) -> bool:
+        """Start it again where it has ended; whether it had."""
+        async with self._starting:
+            if self._folder is None or (self._process is not None and self._process.returncode is None):
+                return False
+            await self._serve(self._folder)
+            return True
 
     async def stop(self) -> None:
         """End it; safe to call again."""
@@ -103,15 +121,34 @@ class Service:
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    def create(self, specification: Mapping[str, Any]) -> int:
+    async def create(self, specification: Mapping[str, Any]) -> int:
         """Create and start a container; returns the host process id of its first process. Raises SandboxError."""
+        await self._revive()
+        try:
+            return await in_thread(self._create, specification)
+        except SandboxError:
+            if not await self._revive():
+                raise
+        await in_thread(self._remove, specification["name"])  # as far as it was made when the service ended
+        return await in_thread(self._create, specification)
+
+    async def remove(self, name: str) -> None:
+        """Kill and remove a container; none of that name is fine. Raises SandboxError."""
+        await self._revive()
+        try:
+            await in_thread(self._remove, name)
+        except SandboxError:
+            if not await self._revive():
+                raise
+            await in_thread(self._remove, name)
+
+    def _create(self, specification: Mapping[str, Any]) -> int:
         name = specification["name"]
         self._call("post", "/containers/create", data=json.dumps(specification))
         self._call("post", f"/containers/{name}/start")
         return int(self._call("get", f"/containers/{name}/json")["State"]["Pid"])
 
-    def remove(self, name: str) -> None:
-        """Kill and remove a container; none of that name is fine."""
+    def _remove(self, name: str) -> None:
         deadline = time.monotonic() + _REMOVE_S
         while True:
             try:
@@ -120,7 +157,7 @@ class Service:
             except SandboxError:
                 # Podman cleans up after a container whose process ended, in a process of its own; while that is at
                 # work, the same container cannot be removed.
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or not self._answers():
                     raise
                 time.sleep(0.05)
 
