@@ -23,6 +23,7 @@ from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseExce
 from engine.config.composed import Composed
 from engine.config.credentials import conceal
 from engine.config.diagnose import diagnose
+from engine.config.maps import text_keys
 from engine.config.origins import command_line, trace
 from engine.config.schemas import CONFIG_NAME, TREE, Tree, load_registry
 from engine.core.credentials import is_credential
@@ -79,9 +80,7 @@ def finish(config: DictConfig, with_hydra: DictConfig, tree: Tree) -> Composed:
         resolved = OmegaConf.to_container(raw, resolve=True, throw_on_missing=False)
     finally:
         singleton.cfg = before
-    assert isinstance(resolved, dict)
-    registry = load_registry(tree.schemas)
-    concealed, interpolated = conceal({str(key): value for key, value in resolved.items()}, interpolated, registry)
+    concealed, interpolated = conceal(text_keys(resolved), interpolated, load_registry(tree.schemas))
 
     def origins() -> dict[str, str]:
         with initialised(tree) as loader:

@@ -6,20 +6,22 @@ override is parsed, looked up and applied by itself, and what remains is validat
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from engine.config.composed import Composed
+from engine.config.maps import parts_of
 from engine.config.nearest import listed, nearest, nearest_key, suggestion
+from engine.config.parsing import Unread, parsed, quoted, spelt, unread
 from engine.config.schemas import CONFIG_NAME, Registry, Tree, load_registry, slot_role
 from engine.config.validate import problems, schema_of
 from engine.core.credentials import without_rest
@@ -33,34 +35,86 @@ def diagnose(overrides: Sequence[str], error: Exception, tree: Tree, recompose: 
     """Needs an initialised GlobalHydra. `error`, which Hydra raised, is the answer only if nothing else is found."""
     loader = GlobalHydra.instance().config_loader()
     errors: list[ConfigError] = []
-    parsed = list(_parse(overrides, errors))
+    lines, broken = list(_parse(overrides, errors)), [unread(text) for text in overrides if parsed(text) is None]
     groups = set(_groups(loader))
-    chosen = [line for line in parsed if line.key_or_group in groups and not isinstance(line.value(), dict)]
+    chosen = [line for line in lines if line.key_or_group in groups and not isinstance(line.value(), dict)]
     good: list[Override] = []
     for line in chosen:
         found = _bad_choice(line, loader)
         errors += found
         good += [] if found else [line]
-    values = [line for line in parsed if line not in chosen]
     try:
         config = loader.load_configuration(CONFIG_NAME, [str(line.input_line) for line in good], RunMode.RUN)
     except Exception as inner:
-        return ConfigErrors([*errors, told_by_hydra(inner)])
-    accepted: list[Override] = []
-    registry = load_registry(tree.schemas)
-    for line in values:
-        after = _applied(line, config)
-        if after is None:
-            errors.append(_of_another_option(line, config, loader) or _unknown_key(line, config, groups, registry))
-        elif _is_there_already(line, config):
-            way_out = f"write {_as_given(line)}"
-            errors.append(ConfigError(line.key_or_group, line.value(), "is in place already", way_out))
-        else:
-            config = after
-            accepted.append(line)
-    if not errors:
+        unreadable = [ConfigError(one.key, one.value, one.problem, one.way_out) for one in broken]
+        return ConfigErrors([*unreadable, *errors, told_by_hydra(inner)])
+    values = _Values(config=config, loader=loader, groups=groups, registry=load_registry(tree.schemas))
+    for one in broken:
+        values.take_mended(one)
+    values.errors += errors
+    for line in lines:
+        if line not in chosen:
+            values.take(line)
+    if not values.errors:
         return ConfigErrors([told_by_hydra(error)])
-    return ConfigErrors([*errors, *_also([*good, *accepted], tree, recompose)])
+    return ConfigErrors([*values.errors, *_also([*good, *values.accepted], tree, recompose)])
+
+
+@dataclass(kw_only=True)
+class _Values:
+    """Overrides of values, applied one after the other to a configuration whose options are chosen."""
+
+    config: DictConfig
+    loader: ConfigLoader
+    groups: set[str]
+    registry: Registry
+    errors: list[ConfigError] = field(default_factory=list)
+    accepted: list[Override] = field(default_factory=list)
+    """What can be composed: the lines that are right, and what is advised for those that are not."""
+
+    def take(self, line: Override) -> None:
+        after = _applied(line, self.config)
+        if after is None:
+            self._refuse(line)
+        elif _is_there_already(line, self.config):
+            way_out = f"write {_as_given(line)}"
+            self.errors.append(ConfigError(line.key_or_group, line.value(), "is in place already", way_out))
+        else:
+            self._accept(line, after)
+
+    def take_mended(self, one: Unread) -> None:
+        """An override that cannot be parsed: the way out is what would be taken, whole."""
+        line = parsed(one.mended) if one.mended else None
+        way_out = one.way_out
+        if line is not None and line.key_or_group not in self.groups:
+            before = len(self.errors)
+            self.take(line)
+            told, self.errors[before:] = self.errors[before:], []
+            way_out = next((error.way_out for error in told if error.way_out.startswith("write ")), way_out)
+        self.errors.append(ConfigError(one.key, one.value, one.problem, way_out))
+
+    def _refuse(self, line: Override) -> None:
+        key, value = line.key_or_group, line.value()
+        if isinstance(value, dict) and isinstance(OmegaConf.select(self.config, key), DictConfig):
+            parts = parts_of(key, value, self.config, self.registry)
+            self.errors += [self._unknown(path, child, "") for path, child in parts.unknown]
+            if parts.new or not parts.unknown:
+                self.errors.append(ConfigError(key, value, parts.problem, f"write {parts.written}"))
+            for part in filter(None, map(parsed, parts.lines)):
+                after = _applied(part, self.config)
+                if after is not None:
+                    self._accept(part, after)
+        else:
+            self.errors.append(self._unknown(key, value, _as_given(line)))
+
+    def _unknown(self, key: str, value: Any, given: str) -> ConfigError:
+        """`given`: the override without its `+`; empty where it is part of a map."""
+        another = _of_another_option(key, value, self.config, self.loader)
+        return another or _unknown_key(key, value, given, self.config, self.groups, self.registry)
+
+    def _accept(self, line: Override, after: DictConfig) -> None:
+        self.config = after
+        self.accepted.append(line)
 
 
 def _also(lines: list[Override], tree: Tree, recompose: Recompose) -> list[ConfigError]:
@@ -72,16 +126,13 @@ def _also(lines: list[Override], tree: Tree, recompose: Recompose) -> list[Confi
 
 
 def _parse(overrides: Sequence[str], errors: list[ConfigError]) -> Iterator[Override]:
-    parser = OverridesParser.create()
+    """Those that can be; the others are `unread`."""
     for text in overrides:
-        key, _, value = without_rest(text).partition("=")
-        try:
-            (line,) = parser.parse_overrides([text])
-        except HydraException:
-            quoted = f"quote it for Hydra and the shell: '{key}=\"{value}\"'" if value else "write key=value"
-            errors.append(ConfigError(key, value, "cannot be parsed", quoted))
+        line = parsed(text)
+        if line is None:
             continue
         if line.is_sweep_override():
+            key, _, value = without_rest(text).partition("=")
             way_out = f"a list is {key}=[{value}], a sweep needs --multirun"
             errors.append(ConfigError(key, value, "several values for one key", way_out))
             continue
@@ -138,9 +189,8 @@ def _is_there_already(line: Override, config: DictConfig) -> bool:
     return line.is_add() and there is not None and not isinstance(line.value(), dict | list)
 
 
-def _of_another_option(line: Override, config: DictConfig, loader: ConfigLoader) -> ConfigError | None:
+def _of_another_option(key: str, value: Any, config: DictConfig, loader: ConfigLoader) -> ConfigError | None:
     """A key that is right, of an option which was not chosen."""
-    key = line.key_or_group
     holders = [
         f"{group}={option}"
         for group in _groups(loader)
@@ -148,13 +198,13 @@ def _of_another_option(line: Override, config: DictConfig, loader: ConfigLoader)
         for option in loader.get_group_options(group, ObjectType.CONFIG)
         if _has(f"{group}/{option}", key, loader)
     ]
-    if not holders:
-        return None
     above = next((part for part in _above(key) if isinstance(OmegaConf.select(config, part), DictConfig)), "")
     node = OmegaConf.select(config, above) if above else {}
+    if not holders or _as_number(key, node):
+        return None
     allowed = listed(str(name) for name in node if name != "_target_") or "none of its kind"
     way_out = f"write {holders[0]} as well; without it allowed: {allowed}"
-    return ConfigError(key, line.value(), f"unknown key here, it belongs to {listed(holders)}", way_out)
+    return ConfigError(key, value, f"unknown key here, it belongs to {listed(holders)}", way_out)
 
 
 def _has(file: str, key: str, loader: ConfigLoader) -> bool:
@@ -167,8 +217,9 @@ def _has(file: str, key: str, loader: ConfigLoader) -> bool:
     return False
 
 
-def _unknown_key(line: Override, config: DictConfig, groups: set[str], registry: Registry) -> ConfigError:
-    key, value = line.key_or_group, line.value()
+def _unknown_key(
+    key: str, value: Any, given: str, config: DictConfig, groups: set[str], registry: Registry
+) -> ConfigError:
     container = OmegaConf.to_container(config, resolve=False)
     assert isinstance(container, dict)
     plain = {str(name): child for name, child in container.items() if name != "hydra"}
@@ -191,12 +242,21 @@ def _unknown_key(line: Override, config: DictConfig, groups: set[str], registry:
         schema = schema_of(above, plain, registry)
         free = (schema or {}).get("additionalProperties")
         if isinstance(free, dict) and not slot_role(free):
-            return ConfigError(key, value, f"not in the free-form map {above} yet", f"write +{_as_given(line)}")
+            if _as_number(key, node):
+                way_out = f"write {quoted(f'{above}={{{leaf}: {spelt(value)}}}')}"
+                return ConfigError(key, value, "stands there as a number, not as a text", way_out)
+            return ConfigError(key, value, f"not in the free-form map {above} yet", f"write +{given}")
         siblings = [str(name) for name in node if name != "_target_"]
         near = nearest(leaf, siblings) if above == parent else None
         guess = f"{parent}.{near}" if near else nearest_key(key, keys)
         return ConfigError(key, value, "unknown key", suggestion(guess, siblings))
     return ConfigError(key, value, "unknown key", suggestion(nearest_key(key, keys), list(plain)))
+
+
+def _as_number(key: str, node: Any) -> bool:
+    """Whether the map `node` has a number where the dotted key ends with a text, as a file may have it."""
+    leaf = key.rpartition(".")[2]
+    return leaf.isdigit() and isinstance(node, DictConfig) and int(leaf) in node
 
 
 def _above(key: str) -> Iterator[str]:

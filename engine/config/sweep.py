@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 
 from engine.config.compose import compose, initialised
 from engine.config.composed import Composed
+from engine.config.parsing import unread
 from engine.config.schemas import Tree, load_registry
 from engine.config.validate import problems
 from engine.core.credentials import without_rest
@@ -139,14 +140,14 @@ def _parse(overrides: Sequence[str], loader: ConfigLoader) -> list[Override]:
         try:
             parsed += parser.parse_overrides([text])
         except HydraException as error:
-            key, _, value = without_rest(text).partition("=")
-            problem, way_out = "cannot be parsed", "write key=value, or key=a,b for a sweep"
+            one = unread(text)
+            problem, way_out = one.problem, one.way_out if one.why else "write key=value, or key=a,b for a sweep"
             if isinstance(error.__cause__, _Drawn):
                 problem = (
                     "shuffle draws another order at each call, so the same command would not go on with its points"
                 )
                 way_out = "give the values in the order in which they are to run"
-            errors.append(ConfigError(key, value, problem, way_out))
+            errors.append(ConfigError(one.key, one.value, problem, way_out))
     if errors:
         raise ConfigErrors(errors)
     return parsed

@@ -164,7 +164,8 @@ def _translate(error: ValidationError, prefix: str) -> Iterator[ConfigError]:
     elif error.validator == "const":
         yield ConfigError(key, _short(value), "unknown choice", f"only {as_yaml(wanted)} exists")
     elif error.validator == "type":
-        yield ConfigError(key, _short(value), f"wrong type, {_kind(value)}", way_out)
+        quotes = ", which its quotes make it" if _is_quoted_collection(value, wanted) else ""
+        yield ConfigError(key, _short(value), f"wrong type, {kind(value)}{quotes}", way_out)
     elif error.validator in _RANGE:
         yield ConfigError(key, _short(value), "out of range", way_out)
     elif error.validator == "pattern":
@@ -172,6 +173,12 @@ def _translate(error: ValidationError, prefix: str) -> Iterator[ConfigError]:
     else:
         message = error.message.replace(repr(value), repr(without_values(value, key)))
         yield ConfigError(key, _short(value), message.splitlines()[0], way_out)
+
+
+def _is_quoted_collection(value: Any, wanted: Any) -> bool:
+    text = value.strip() if isinstance(value, str) else ""
+    ends = {("{", "}"): "object", ("[", "]"): "array"}.get((text[:1], text[-1:]))
+    return ends is not None and ends in ([wanted] if isinstance(wanted, str) else wanted)
 
 
 _RANGE = frozenset(
@@ -238,7 +245,8 @@ def as_yaml(value: Any) -> str:
     return str(value)
 
 
-def _kind(value: Any) -> str:
+def kind(value: Any) -> str:
+    """In words, what a value is."""
     if value is None:
         return "null"
     names = {
