@@ -40,7 +40,7 @@ def validate(composed: Composed, registry: Registry) -> None:
 
 def problems(composed: Composed, registry: Registry) -> list[ConfigError]:
     """Every problem, in the configuration's order; what merely follows from another (by interpolation) is left out."""
-    check = _Check(registry)
+    check = _Check(registry, composed)
     check.node(composed.config, registry.run, "")
     errors = [error for error in check.errors if error.key not in composed.unresolved]
     errors = [*composed.unresolved.values(), *_told_by_the_clock(composed), *errors]
@@ -84,12 +84,19 @@ def schema_of(key: str, config: Mapping[str, Any], registry: Registry) -> Schema
 @dataclass
 class _Check:
     registry: Registry
+    composed: Composed
     errors: list[ConfigError] = field(default_factory=list)
+    _told: set[str] = field(default_factory=set)
+    """Mappings whose missing keys are named."""
 
     def node(self, value: Any, schema: Schema, key: str) -> None:
         """Check one value by its own schema, then each component that the schema says it holds."""
         for error in _Validator(schema).iter_errors(value):
-            self.errors.extend(_translate(error, key))
+            if error.validator != "required":
+                self.errors.extend(_translate(error, key))
+            elif (path := _path(key, error.absolute_path)) not in self._told:  # it comes once a missing key
+                self._told.add(path)
+                self._absent(path, error)
         self.slots(value, schema, key)
 
     def slots(self, value: Any, schema: Schema, key: str) -> None:
@@ -115,10 +122,10 @@ class _Check:
     def component(self, value: Any, role: str, key: str) -> None:
         targets = self.registry.roles().get(role, [])
         if value == MISSING:
-            self.errors.append(_missing(key, f"{key}=OPTION"))
+            self.errors.append(_missing(key, f"{key}={'OPTION' if '.' not in key else f'… ({self._settings(role)})'}"))
             return
         if not isinstance(value, Mapping) or "_target_" not in value:
-            way_out = f"choose an option of the group ({key}=OPTION)" if "." not in key else suggestion(None, targets)
+            way_out = f"choose an option of the group ({key}=OPTION)" if "." not in key else self._settings(role)
             problem = f"no component, needs `_target_` and the settings of the role {role}"
             self.errors.append(ConfigError(key, _short(value), problem, way_out))
             return
@@ -130,6 +137,43 @@ class _Check:
             self._refuse(f"{key}._target_", target, f"fills the role {schema['x-role']}, not {role}", targets)
         else:
             self.node(value, schema, key)
+
+    def _absent(self, parent: str, error: ValidationError) -> None:
+        """Name the keys that a mapping lacks, each with what it takes and where it is written."""
+        instance: Any = error.instance
+        schema: Any = error.schema
+        wanted: Any = error.validator_value
+        for name in wanted:
+            if name in instance:
+                continue
+            key, child = _join(parent, name), schema["properties"].get(name, {})
+            role = held_role(child)
+            if role and not parent:
+                self.errors.append(_missing(key, f"{role}=OPTION"))
+                continue
+            takes = self._settings(role, child) if role else _way_out(child, key)
+            self.errors.append(ConfigError(key, MISSING, "missing value", f"{self._place(key, role)} ({takes})"))
+
+    def _place(self, key: str, role: str | None) -> str:
+        if any(line.partition("=")[0] == f"~{key}" for line in self.composed.command_line):
+            return f"leave out ~{key}"
+        parent, _, name = key.rpartition(".")
+        parent = parent.partition("[")[0]  # a list has one origin
+        origins = (origin for known, origin in self.composed.origins().items() if f"{known}.".startswith(f"{parent}."))
+        file = next((origin.partition(" ")[0] for origin in origins if ".yaml" in origin), None)
+        ways = [f"write {name}: … in {file}"] if file else []
+        ways += [f"+{key}=VALUE"] if role is None and "[" not in key else []
+        return ", or ".join(ways) or f"write {name}: …"
+
+    def _settings(self, role: str, slot: Schema | None = None) -> str:
+        """What a slot of the role takes, where it is no group."""
+        targets = self.registry.roles().get(role, [])
+        if len(targets) != 1:
+            return suggestion(None, targets)
+        properties = self.registry.components[targets[0]]["properties"]
+        keys = (f"{name}: {expectation(child)}" for name, child in properties.items())
+        text = f"give {{{', '.join(keys)}}}"
+        return f"{text}: {_first_sentence(slot['description'])}" if slot and "description" in slot else text
 
     def _refuse(self, key: str, target: Any, problem: str, targets: list[str]) -> None:
         way_out = suggestion(nearest(str(target), targets), targets)
@@ -152,12 +196,6 @@ def _translate(error: ValidationError, prefix: str) -> Iterator[ConfigError]:
                 guess = nearest(name, allowed)
                 guess = _join(key, guess) if guess else None
                 yield ConfigError(_join(key, name), _short(value[name]), "unknown key", suggestion(guess, allowed))
-    elif error.validator == "required":
-        for name in wanted:
-            if name not in value:
-                missing = _join(key, name)
-                role = held_role(schema["properties"][name])
-                yield _missing(missing, f"{role if role and not key else missing}={'OPTION' if role else 'VALUE'}")
     elif error.validator == "enum":
         allowed = [as_yaml(choice) for choice in wanted]
         yield ConfigError(key, value, "unknown choice", suggestion(nearest(str(value), allowed), allowed))

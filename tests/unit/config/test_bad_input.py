@@ -118,7 +118,7 @@ CASES = {
     ),
     "deleted value": (
         ["~engine.device"],
-        ["engine.device='???': missing value; set engine.device=VALUE"],
+        ["engine.device='???': missing value; leave out ~engine.device (give one of cpu, cuda: Where it computes)"],
     ),
     "deleted group": (
         ["~engine"],
@@ -172,7 +172,7 @@ CASES = {
         ["sandbox.stages=[{strict: true}]"],
         [
             "sandbox.stages[0]={'strict': True}: no component, needs `_target_` and the settings of the role stage; "
-            "allowed: config_pieces.Stage"
+            "give {_target_: config_pieces.Stage, strict: true or false}"
         ],
     ),
     "wrong value within a list of components": (

@@ -72,9 +72,9 @@ CASES = {
         [
             f"""sandbox.stages='[{{state}}/bin, x]': {PARSED}; write 'sandbox.stages=["{{state}}/bin", x]'""",
             "sandbox.stages[0]='{state}/bin': no component, needs `_target_` and the settings of the role stage; "
-            "allowed: config_pieces.Stage",
+            "give {_target_: config_pieces.Stage, strict: true or false}",
             "sandbox.stages[1]='x': no component, needs `_target_` and the settings of the role stage; "
-            "allowed: config_pieces.Stage",
+            "give {_target_: config_pieces.Stage, strict: true or false}",
         ],
     ),
     "a key that is no name, by its path": (
