@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import hydra
@@ -28,6 +27,7 @@ from engine.config.compose import HYDRA_VERSION_BASE, compose, explain, finish
 from engine.config.credentials import unseen
 from engine.config.diagnose import told_by_hydra
 from engine.config.nearest import nearest, suggestion
+from engine.config.own_files import check_folder
 from engine.config.schemas import CONFIG_NAME, TREE, Tree
 from engine.config.sweep import Program, check_sweep
 from engine.config.written import read_written, take, written_tree
@@ -47,7 +47,7 @@ def run_command(arguments: Sequence[str], program: Program, tree: Tree = TREE) -
         print(install_script())
         return 0
     if parsed.config_dir:
-        tree = replace(tree, extra=(Path(parsed.config_dir),))
+        tree = replace(tree, extra=(check_folder(parsed.config_dir, tree),))
     given, overrides = take(parsed.overrides)
     parsed.overrides = overrides
     if given is not None:

@@ -24,7 +24,8 @@ from engine.config.composed import Composed
 from engine.config.credentials import conceal
 from engine.config.diagnose import diagnose
 from engine.config.maps import text_keys
-from engine.config.origins import command_line, trace
+from engine.config.origins import chosen_files, command_line, trace
+from engine.config.own_files import misplaced
 from engine.config.schemas import CONFIG_NAME, TREE, Tree, load_registry
 from engine.core.credentials import is_credential
 from engine.core.errors import ConfigError, ConfigErrors
@@ -70,7 +71,14 @@ def explain(overrides: Sequence[str], error: Exception, tree: Tree) -> ConfigErr
 
 
 def finish(config: DictConfig, with_hydra: DictConfig, tree: Tree) -> Composed:
-    """Resolve a composed configuration; `with_hydra` has Hydra's own node, which `${hydra:…}` reads."""
+    """Resolve a composed configuration; `with_hydra` has Hydra's own node, which `${hydra:…}` reads.
+
+    Raises ConfigErrors for options that lie where nothing is read."""
+    if tree.extra:
+        with initialised(tree) as loader:
+            wrong = misplaced(chosen_files(with_hydra, loader), tree)
+        if wrong:
+            raise ConfigErrors(wrong)
     singleton = HydraConfig.instance()
     before = singleton.cfg
     singleton.set_config(with_hydra)

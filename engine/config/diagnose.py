@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from engine.config.composed import Composed
 from engine.config.maps import parts_of
 from engine.config.nearest import listed, nearest, nearest_key, suggestion
+from engine.config.own_files import misplaced
 from engine.config.parsing import Unread, parsed, quoted, spelt, unread
 from engine.config.schemas import CONFIG_NAME, Registry, Tree, load_registry, slot_role
 from engine.config.validate import problems, schema_of
@@ -40,7 +41,7 @@ def diagnose(overrides: Sequence[str], error: Exception, tree: Tree, recompose: 
     chosen = [line for line in lines if line.key_or_group in groups and not isinstance(line.value(), dict)]
     good: list[Override] = []
     for line in chosen:
-        found = _bad_choice(line, loader)
+        found = _bad_choice(line, loader) or misplaced(_options(line), tree)
         errors += found
         good += [] if found else [line]
     try:
@@ -150,6 +151,11 @@ def _groups(loader: ConfigLoader, parent: str = "") -> Iterator[str]:
         group = f"{parent}/{name}" if parent else name
         yield group
         yield from _groups(loader, group)
+
+
+def _options(line: Override) -> list[str]:
+    value = line.value()
+    return [f"{line.key_or_group}/{option}" for option in (value if isinstance(value, list) else [value])]
 
 
 def _bad_choice(line: Override, loader: ConfigLoader) -> list[ConfigError]:

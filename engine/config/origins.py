@@ -61,6 +61,13 @@ def trace(
     }
 
 
+def chosen_files(with_hydra: DictConfig, loader: ConfigLoader) -> list[str]:
+    """`group/option` of every file that was composed."""
+    name = with_hydra.hydra.job.config_name
+    defaults = loader.compute_defaults_list(name, list(command_line(with_hydra)), RunMode.RUN).defaults
+    return [str(default.config_path) for default in defaults]
+
+
 def command_line(with_hydra: DictConfig) -> tuple[str, ...]:
     """The overrides as they were given; unresolved, since a value may be an interpolation."""
     given = OmegaConf.to_container(with_hydra.hydra.overrides.task, resolve=False)

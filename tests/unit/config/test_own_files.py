@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from engine.config.command import run_command
 from engine.config.compose import compose
 from engine.config.schemas import Tree, load_registry
+from engine.config.sweep import Program
 from engine.config.validate import problems
-from engine.core.errors import ConfigErrors
+from engine.core.errors import ConfigError, ConfigErrors
 
 AGENT = "_target_: config_pieces.Agent\n"
 
@@ -61,3 +64,79 @@ def test_a_missing_key_within_a_list_is_told_by_its_file_alone(tree: Tree, tmp_p
         "sandbox.stages[0].strict='???': missing value; write strict: … in sandbox/mine.yaml "
         "(give true or false: Fail closed)"
     )
+
+
+PLACED = "let its first line be `# @package {}`, alone"
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        ("", "has no package line, so its keys lie below `harness`, which nothing reads"),
+        (
+            "# Mine.\n# @package harnesses.mine\n",
+            "has no package line, so its keys lie below `harness`, which nothing reads",
+        ),
+        ("# @package harness.mine\n", "puts its keys below `harness.mine`, which nothing reads"),
+    ],
+)
+@pytest.mark.parametrize("choice", ["harness=mine", "harness=[agent,mine]"])
+def test_a_harness_whose_package_line_is_wrong(tree: Tree, tmp_path: Path, choice: str, head: str, why: str) -> None:
+    lines = told(tree, tmp_path, {"harness/mine.yaml": f"{head}{AGENT}max_turns: 3\n"}, choice)
+    file = tmp_path / "harness/mine.yaml"
+    assert lines == [f"harness='mine': {file} {why}; {PLACED.format('harnesses.mine')}"]
+
+
+@pytest.mark.parametrize("text", ["seed: 3\n", "defaults:\n  - override /engine: large\n"])
+def test_an_experiment_without_its_package_line(tree: Tree, tmp_path: Path, text: str) -> None:
+    lines = told(tree, tmp_path, {"experiment/mine.yaml": text}, "experiment=mine")
+    file = tmp_path / "experiment/mine.yaml"
+    why = "has no package line, so its keys lie below `experiment`, which nothing reads"
+    assert lines == [f"experiment='mine': {file} {why}; {PLACED.format('_global_')}"]
+
+
+def test_a_harness_that_an_own_experiment_chooses(tree: Tree, tmp_path: Path) -> None:
+    chosen = "# @package _global_\ndefaults:\n  - override /harness: mine\n"
+    files = {"experiment/mine.yaml": chosen, "harness/mine.yaml": f"{AGENT}max_turns: 3\n"}
+    (line,) = told(tree, tmp_path, files, "experiment=mine")
+    assert line.startswith("harness='mine': ")
+
+
+def test_two_files_for_one_harness_and_a_group_without_packages_are_right(tree: Tree, tmp_path: Path) -> None:
+    files = {
+        "harness/agent_long.yaml": f"\n# @package harnesses.agent\n{AGENT}max_turns: 300\n",
+        "engine/mine.yaml": "_target_: config_pieces.FastEngine\nthreads: 1\ndevice: cpu\npath: x\narguments: {}\n",
+    }
+    assert told(tree, tmp_path, files, "harness=agent_long", "engine=mine") == []
+
+
+# ---------------------------------------------------------------- the folder itself
+
+
+def refused(tree: Tree, *arguments: str) -> str:
+    def program(composed: object) -> int:
+        raise AssertionError(composed)
+
+    with pytest.raises(ConfigError) as caught:
+        run_command([*arguments, "seed=3"], cast("Program", program), tree)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        ("nowhere", "there is no such folder; name one that holds a folder a group, as harness/NAME.yaml"),
+        ("file", "is no folder; name one that holds a folder a group, as harness/NAME.yaml"),
+        ("empty", "holds no folder of a group; put the file at {}/harness/NAME.yaml, for example"),
+        ("own/harness", "is the folder of a group itself; name the one above it, {}"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["--config-dir", "-cd"])
+def test_a_folder_of_own_files_that_holds_none(tree: Tree, tmp_path: Path, place: str, problem: str, flag: str) -> None:
+    (tmp_path / "own/harness").mkdir(parents=True)
+    (tmp_path / "own/harness/mine.yaml").write_text("")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / place
+    other = folder if place == "empty" else folder.parent
+    assert refused(tree, flag, str(folder)) == f"--config-dir='{folder}': {problem.format(other)}"
