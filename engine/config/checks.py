@@ -10,6 +10,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
+from engine.config import harness_checks
 from engine.core.errors import ConfigError, ConfigErrors
 
 Config = Mapping[str, Any]
@@ -280,6 +281,7 @@ RULES: tuple[Rule, ...] = (
     _warm_start_has_tasks,
     _warm_start_has_demonstrations,
     _harnesses_know_their_names,
+    *harness_checks.RULES,
     _goals_leave_room,
     _pool_has_what_the_job_takes,
 )

@@ -13,20 +13,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from engine.core import guest
 from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError, HarnessError
 from engine.core.records import Task, Termination
 from engine.core.specs import ExecResult, ImageSpec, Launch, Mount
 from engine.harness import endings
-from engine.harness.runtime import FOLDER, REPORT, RUNTIME, runtime_mount, runtime_problems
+from engine.harness.runtime import REPORT, RUNTIME, runtime_mount, runtime_problems
 
-PROMPT = f"{FOLDER}/instruction"
-"""Sandbox file that is the program's standard input."""
-STATE = f"{FOLDER}/state"
-"""Sandbox folder for a program's settings and sessions: outside the repository and the home of the agent's commands."""
+PROMPT, STATE, FORGET = guest.PROMPT, guest.STATE, guest.FORGET
 MODULES = f"{RUNTIME}/node_modules"
-FORGET = f"{FOLDER}/forget"
-"""Sandbox file that every bash reads before it starts."""
 OWN = ("BASH_ENV", "SHLVL")
 """Variables that `launch` adds."""
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -10,17 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from typing import Any, Literal
 
+from engine.core import guest
 from engine.core.contracts import ImageStore
 from engine.core.errors import ConfigError
 from engine.core.records import Task
 from engine.core.specs import ImageSpec, Launch, Mount, WarmStart
 
 Start = Literal["warm", "cold"]
-RUNTIME = "/opt/agent"
-"""Where the runtime is mounted in every sandbox."""
-FOLDER = "/run/lego"
-"""Sandbox folder for launcher, settings and report; outside the repository and its tools' reach."""
-REPORT = f"{FOLDER}/report.json"
+RUNTIME, FOLDER, REPORT = guest.RUNTIME, guest.FOLDER, guest.REPORT
 _PACKAGES = ("python3", "python3-venv", "python3-pip", "ca-certificates")
 _LOADERS = {
     "x86_64": ("x86_64-linux-gnu", "ld-linux-x86-64.so.2"),
@@ -71,7 +68,11 @@ def runtime_problems(
         found.append(ConfigError(key, platform.machine(), "no runtime for this machine", f"use {list(machines)}"))
     if not (images.path(spec) / ".complete").is_file():
         way_out = "run the same command with job=prepare"
-        found.append(ConfigError(f"{key}.version", version, "its runtime is not built", way_out))
+        if spec.suite or spec.pip or spec.npm:
+            found.append(ConfigError(f"{key}.version", version, "its runtime is not built", way_out))
+        else:
+            problem = "there is nothing to install, but the empty folder that is mounted instead is not made yet"
+            found.append(ConfigError(f"{key}.packages", [], problem, way_out))
     return found
 
 
