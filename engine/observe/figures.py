@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.observe.curves import Curves
+from engine.observe.digits import below, is_correlation
 from engine.observe.estimates import METHOD, Estimate
 from engine.observe.headline import spread
 
@@ -154,7 +155,7 @@ def _metric(
             values = run.series(name)
             if all(value is None for value in values):
                 continue
-            hover = [f"step {step}<br>{name} {_text(value, '.7g')}" for step, value in enumerate(values, 1)]
+            hover = [f"step {step}<br>{name} {_value(name, value)}" for step, value in enumerate(values, 1)]
             label = html.escape(run.name) if len(names) == 1 else f"{html.escape(run.name)}: {name}"
             look = _look(index, index, index if len(names) == 1 else line)
             if len(runs) == 1:
@@ -243,6 +244,10 @@ def _of(choices: Sequence[str], index: int) -> str:
 
 def _hover(step: int, one: Estimate | None) -> str:
     return f"step {step}" if one is None else f"step {step}<br>{spread(one)}"
+
+
+def _value(metric: str, value: float | None) -> str:
+    return below(value, 7) if value is not None and is_correlation(metric) else _text(value, ".7g")
 
 
 def _text(value: float | None, form: str) -> str:

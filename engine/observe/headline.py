@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from engine.observe.curves import Curves
+from engine.observe.digits import below
 from engine.observe.estimates import Change, Estimate
 
 Table = tuple[list[str], list[list[str]]]
@@ -95,6 +96,11 @@ def _extreme(metric: str, pick: Callable[[Sequence[float]], float], form: str) -
     return show
 
 
+def _smallest_correlation(run: Curves) -> str:
+    values = [value for value in run.series("alignment/pearson_r") if value is not None]
+    return below(min(values), 7) if values else NONE
+
+
 def _tokens(run: Curves) -> str:
     pairs = list(zip(run.series("tokens/sampled"), run.series("tokens/trained"), strict=True))
     if not any(sampled is not None for sampled, _ in pairs):
@@ -121,7 +127,7 @@ _ROWS: Mapping[str, Callable[[Curves], str]] = {
     "KL to the start, nats per token": _first_and_last("loss/kl", ".2e"),
     "answers with valid calls": _first_and_last("calls/valid", ".1%"),
     "trials with an empty patch": _first_and_last("trials/empty_patch", ".1%"),
-    "smallest Pearson r": _extreme("alignment/pearson_r", min, ".7f"),
+    "smallest Pearson r": _smallest_correlation,
     "largest |Δ log p|": _extreme("alignment/max_abs_dlogp", max, ".1e"),
     "tokens sampled / trained": _tokens,
     "training trials kept / excluded": _trials,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.core.records import Scored, StepRecord
+from engine.observe.digits import below, is_correlation
 from engine.observe.progress import Note, ProgressView, Shown, make_progress
 from engine.store.layout import Layout
 from engine.store.reader import Reader
@@ -66,12 +67,12 @@ class Observer:
         if self._board is not None:
             self._board.step(record, time.time())
         shown = " · ".join(
-            f"{label} {metrics[name]:{form}}"
+            f"{label} {below(metrics[name], 6) if is_correlation(name) else format(metrics[name], form)}"
             for label, name, form in (
                 ("reward", "reward/mean", ".3f"),
                 ("loss", "loss/total", ".2e"),
                 ("grad", "train/grad_norm", ".2e"),
-                ("r", "alignment/pearson_r", ".6f"),
+                ("r", "alignment/pearson_r", ""),
                 ("max|Δlogp|", "alignment/max_abs_dlogp", ".1e"),
                 ("probe", "probe/max_abs_dlogp", ".1e"),
                 ("entropy", "train/entropy", ".3f"),
@@ -92,7 +93,8 @@ class Observer:
             tokens = record.metrics.get("alignment/tokens", 0.0)
             return f"is not defined over {tokens:.0f} tokens: one side is constant" if tokens >= 2 else ""
         if correlation < self.correlation_alarm:
-            return f"{correlation:.4f} is below observe.correlation_alarm={self.correlation_alarm}"
+            told = below(correlation, 4, self.correlation_alarm)
+            return f"{told} is below observe.correlation_alarm={self.correlation_alarm}"
         return ""
 
     def stop(self) -> None:

@@ -17,6 +17,7 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from engine.observe.digits import below, is_correlation
 from engine.ui.drawing import draw
 from engine.ui.places import Page
 from engine.ui.text import visible
@@ -57,6 +58,10 @@ def _finalize(value: Any) -> Any:
 
 def _number(value: float | None, form: str = ".6g") -> str:
     return NONE if value is None else format(value, form)
+
+
+def _metric(value: float | None, name: str) -> str:
+    return _number(value) if value is None or not is_correlation(name) else below(value, 6)
 
 
 def _duration(seconds: float | None) -> str:
@@ -126,6 +131,7 @@ _TEMPLATES = Environment(
 )
 _TEMPLATES.filters |= {
     "number": _number,
+    "metric": _metric,
     "duration": _duration,
     "moment": _moment,
     "piece": _piece,
