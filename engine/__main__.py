@@ -24,7 +24,7 @@ from engine.config.assemble import assemble
 from engine.config.built import Built
 from engine.config.command import run_command
 from engine.config.composed import Composed
-from engine.core.contracts import DrainableJob
+from engine.core.contracts import DrainableJob, EndlessJob
 from engine.core.errors import Interrupted, LegoError
 from engine.core.garbage import look_seldom
 from engine.core.paths import compiled_dir
@@ -51,9 +51,9 @@ def main(arguments: Sequence[str]) -> int:
     except LegoError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as end:
         ENDING.listen(leaves=True)  # all is tidied up; an impatient second one finds nothing to interrupt
-        print(SAID, file=sys.stderr)
+        print(*(end.args or (SAID,)), file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
         if error.errno not in _DISK:
@@ -74,7 +74,7 @@ def execute(composed: Composed) -> int:
     try:
         return _run(built)
     except (asyncio.CancelledError, Interrupted):
-        raise KeyboardInterrupt from None
+        raise KeyboardInterrupt(*([built.job.ended] if isinstance(built.job, EndlessJob) else [])) from None
     except LegoError as error:
         print(error, file=sys.stderr)
         return error.exit_code

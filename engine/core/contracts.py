@@ -279,6 +279,14 @@ class DrainableJob(Protocol):
         ...
 
 
+@runtime_checkable
+class EndlessJob(Protocol):
+    """A job that goes on until it is asked to end, which leaves nothing to go on with."""
+
+    ended: str
+    """What is said then."""
+
+
 class TaskPool(Preparable, Protocol):
     """A list of tasks."""
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from engine.config.nearest import listed
 from engine.core.errors import RunError
 from engine.core.records import Split
 from engine.observe.summary import quantiles
 from engine.store.layout import Layout
 from engine.store.reader import Reader
-from engine.ui.places import SPLITS, Asked, Page, check_inside, find_number, find_run, find_split
+from engine.ui.places import SPLITS, Asked, Page, Unknown, check_inside, find_number, find_run, find_split
 from engine.ui.progress import is_live, trials_of
 
 OUTCOMES = ("resolved", "not resolved", "excluded", "damaged")
@@ -36,6 +37,9 @@ def trials_page(root: Path, asked: Asked) -> Page:
     step = find_number(asked, "step", steps[split][-1] if steps[split] else 0)
     problems: list[str] = []
     ledger = trials_of(reader, split, step, problems)
+    if "step" in asked and step not in steps[split] and not ledger["planned"] and not problems:
+        there = f"there are {listed(map(str, steps[split]))}" if steps[split] else "there is none yet"
+        raise Unknown(f"There is no step {step} (counted from 0) of split {split!r} in this run; {there}.")
     trials = [_line(reader, step, split, name) for name in reader.trials(step, split)]
     wanted = asked.get("outcome", "")
     return {

@@ -29,7 +29,7 @@ def test_it_shows_runs_until_it_is_ended(tmp_path: Path, number: signal.Signals)
         a_run(tmp_path / "runs" / "two", STEPS)  # begun since
         assert ">two</a>" in browser.get(answer.url).text
         code, told = started.end(number)  # with a connection that the browser keeps open
-        assert (code, told) == (130, "stopping\ninterrupted; the same command goes on\n")
+        assert (code, told) == (130, "stopping\nended, runs are not touched by it\n")
         with pytest.raises(httpx.ConnectError):
             httpx.get(started.address)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]

@@ -15,6 +15,8 @@ class ViewJob:
         port: TCP port on 127.0.0.1; 0: any that is free.
     """
 
+    ended = "ended, runs are not touched by it"
+
     def __init__(self, *, port: int) -> None:
         self.port = port
 

@@ -11,6 +11,7 @@ from samples_cases import scored, trial
 from view_pieces import GAP, NAME, OTHER, SCRIPT, forget, page, shown
 
 from engine.store.layout import Layout
+from engine.store.ledger import Ledger
 from engine.store.reader import Reader
 from engine.store.writer import Writer
 from engine.ui import tokens
@@ -82,6 +83,16 @@ async def test_a_run_that_begins_with_a_validation_shows_it(browser: httpx.Async
     found = await page(browser, "/runs/one/trials")
     assert (found["split"], found["step"], len(found["trials"])) == ("validation", 2, 1)
     assert (await page(browser, "/runs/one/trials?split=train"))["trials"] == []
+
+
+async def test_a_step_that_is_not_there_is_told_with_those_that_are(browser: httpx.AsyncClient, layout: Layout) -> None:
+    told = "There is no step 99 (counted from 0) of split 'train' in this run; there are 0, 1."
+    assert (await page(browser, "/runs/one/trials?step=99", 404))["error"] == told
+    assert "there are 0, 1." in await shown(browser, "/runs/one/trials?step=99", 404)
+    assert (await page(browser, "/runs/one/trials?split=validation&step=1", 404))["error"].endswith("there are 0, 2.")
+    Ledger(layout).move(99, [("train", "e0-a-s0-a0")], "pending")
+    begun = await page(browser, "/runs/one/trials?step=99")
+    assert (begun["ledger"]["planned"], begun["trials"]) == (1, [])
 
 
 async def test_a_token_that_is_a_whole_text_is_cut(browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
