@@ -145,6 +145,15 @@ def test_scales_and_experiments_choose_options_and_hold_no_values(group: str) ->
             assert "override /model" not in chosen, "a scale chooses the model"
 
 
+@pytest.mark.parametrize("harness", [option for group, option in OPTIONS if group == "harness"])
+def test_every_harness_has_an_experiment_that_names_its_runs(harness: str) -> None:
+    """A run's directory bears its experiment's name, and must not bear another harness's."""
+    config = compose([f"experiment={harness}_gspo"]).config
+    assert list(config["harnesses"]) == [harness]
+    others = compose(["experiment=openhands_gspo", f"harness={harness}"]).config
+    assert {**config, "experiment": ""} == {**others, "experiment": ""}
+
+
 @pytest.mark.parametrize("experiment", [option for group, option in OPTIONS if group == "experiment"])
 @pytest.mark.parametrize("scale", [option for group, option in OPTIONS if group == "scale"])
 def test_every_experiment_composes_at_every_scale(experiment: str, scale: str) -> None:
