@@ -19,12 +19,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from engine.config.composed import Composed
-from engine.config.maps import parts_of
+from engine.config.maps import parts_of, plain_of
 from engine.config.nearest import listed, nearest, nearest_key, suggestion
 from engine.config.own_files import misplaced
 from engine.config.parsing import Unread, parsed, quoted, spelt, unread
 from engine.config.schemas import CONFIG_NAME, Registry, Tree, load_registry, slot_role
-from engine.config.validate import problems, schema_of
+from engine.config.validate import kind, problems, schema_of, way_out
 from engine.core.credentials import without_rest
 from engine.core.errors import ConfigError, ConfigErrors
 
@@ -105,6 +105,9 @@ class _Values:
                 after = _applied(part, self.config)
                 if after is not None:
                     self._accept(part, after)
+        elif OmegaConf.select(self.config, key) is not None:  # it is there, and takes nothing of the kind
+            schema = schema_of(key, plain_of(self.config), self.registry)
+            self.errors.append(ConfigError(key, value, f"wrong type, {kind(value)}", way_out(schema, key)))
         else:
             self.errors.append(self._unknown(key, value, _as_given(line)))
 
@@ -226,9 +229,7 @@ def _has(file: str, key: str, loader: ConfigLoader) -> bool:
 def _unknown_key(
     key: str, value: Any, given: str, config: DictConfig, groups: set[str], registry: Registry
 ) -> ConfigError:
-    container = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(container, dict)
-    plain = {str(name): child for name, child in container.items() if name != "hydra"}
+    plain = plain_of(config)
     keys = [name for name in _dotted(plain) if "_target_" not in name]
     parent, _, leaf = key.rpartition(".")
     if not parent:

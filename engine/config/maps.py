@@ -50,12 +50,17 @@ class Parts:
 
 def parts_of(key: str, given: Mapping[Any, Any], config: DictConfig, registry: Registry) -> Parts:
     """`key`: of a map that is in place in the composed `config`."""
+    parts = Parts()
+    there = OmegaConf.to_container(OmegaConf.select(config, key), resolve=False)
+    _sort(key, given, there, plain_of(config), registry, parts)
+    return parts
+
+
+def plain_of(config: DictConfig) -> dict[str, Any]:
+    """A composed configuration, unresolved, without Hydra's own part."""
     container = OmegaConf.to_container(config, resolve=False)
     assert isinstance(container, dict)
-    plain = {str(name): child for name, child in container.items() if name != "hydra"}
-    parts = Parts()
-    _sort(key, given, OmegaConf.to_container(OmegaConf.select(config, key), resolve=False), plain, registry, parts)
-    return parts
+    return {str(name): child for name, child in container.items() if name != "hydra"}
 
 
 def _sort(

@@ -108,8 +108,13 @@ def _mended(text: str) -> Iterator[tuple[str, str]]:
     if not equals:
         return
     if parsed(f"{key}=1") is None:
-        if found and parsed(instead := f"{found['sign']}{found['parent']}={{{found['leaf']}: {value}}}"):
-            yield f"{found['leaf']} is no name", instead
+        leaf = found["leaf"].strip("'\"") if found else "."
+        if (
+            found
+            and not leaf.endswith(".")
+            and parsed(instead := f"{found['sign']}{found['parent']}={{{leaf}: {value}}}")
+        ):
+            yield f"{leaf} is no name", instead
         return
     bare = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
     for collection in _collections(bare):

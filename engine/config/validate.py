@@ -104,10 +104,10 @@ class _Check:
         if role is not None:
             self.component(value, role, key)
         elif value == MISSING:
-            self.errors.append(_missing(key, f"{key}=VALUE ({_way_out(schema, key)})"))
+            self.errors.append(_missing(key, f"{key}=VALUE ({way_out(schema, key)})"))
         elif isinstance(value, float) and not math.isfinite(value):
             if not any(error.key == key for error in self.errors):  # no bound refuses NaN, and not all refuse inf
-                self.errors.append(ConfigError(key, value, "not a finite number", _way_out(schema, key)))
+                self.errors.append(ConfigError(key, value, "not a finite number", way_out(schema, key)))
         elif isinstance(value, Mapping):
             properties = schema.get("properties", {})
             rest = schema.get("additionalProperties")
@@ -151,7 +151,7 @@ class _Check:
             if role and not parent:
                 self.errors.append(_missing(key, f"{role}=OPTION"))
                 continue
-            takes = self._settings(role, child) if role else _way_out(child, key)
+            takes = self._settings(role, child) if role else way_out(child, key)
             self.errors.append(ConfigError(key, MISSING, "missing value", f"{self._place(key, role)} ({takes})"))
 
     def _place(self, key: str, role: str | None) -> str:
@@ -185,7 +185,7 @@ def _translate(error: ValidationError, prefix: str) -> Iterator[ConfigError]:
     value: Any = error.instance
     schema: Any = error.schema
     wanted: Any = error.validator_value
-    way_out = _way_out(schema, key)
+    way = way_out(schema, key)
     if value == MISSING:
         return  # named once, by `slots`, whatever its type
     if error.validator == "additionalProperties" and isinstance(wanted, bool):
@@ -203,14 +203,14 @@ def _translate(error: ValidationError, prefix: str) -> Iterator[ConfigError]:
         yield ConfigError(key, _short(value), "unknown choice", f"only {as_yaml(wanted)} exists")
     elif error.validator == "type":
         quotes = ", which its quotes make it" if _is_quoted_collection(value, wanted) else ""
-        yield ConfigError(key, _short(value), f"wrong type, {kind(value)}{quotes}", way_out)
+        yield ConfigError(key, _short(value), f"wrong type, {kind(value)}{quotes}", way)
     elif error.validator in _RANGE:
-        yield ConfigError(key, _short(value), "out of range", way_out)
+        yield ConfigError(key, _short(value), "out of range", way)
     elif error.validator == "pattern":
-        yield ConfigError(key, _short(value), "wrong form", way_out)
+        yield ConfigError(key, _short(value), "wrong form", way)
     else:
         message = error.message.replace(repr(value), repr(without_values(value, key)))
-        yield ConfigError(key, _short(value), message.splitlines()[0], way_out)
+        yield ConfigError(key, _short(value), message.splitlines()[0], way)
 
 
 def _is_quoted_collection(value: Any, wanted: Any) -> bool:
@@ -229,7 +229,7 @@ def _missing(key: str, way_out: str) -> ConfigError:
     return ConfigError(key, MISSING, "missing value", f"set {way_out}")
 
 
-def _way_out(schema: Any, key: str) -> str:
+def way_out(schema: Any, key: str) -> str:
     """`give an integer ≥ 1: number of prompts` from a property's schema."""
     if not isinstance(schema, Mapping):
         return f"see the schema of {key}"
