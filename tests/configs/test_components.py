@@ -23,6 +23,7 @@ OPTIONS = [(group, file.stem) for group in GROUPS for file in sorted((TREE.confi
 REQUIRED = {
     ("model", "qwen3_5_35b_a3b"): ["model.path=/models/qwen"],
     ("tasks", "harbor"): ["tasks.path=/tasks"],
+    ("job", "convert"): ["job.path=/rows", "job.to=tasks.parquet"],
     ("scale", "node"): ["model.path=/models/qwen", "tasks.path=/tasks"],
     ("scale", "paper"): ["model.path=/models/qwen", "tasks.path=/tasks"],
 }

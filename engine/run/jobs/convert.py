@@ -1,0 +1,176 @@
+"""`job=convert`: rows of public task sets become one table of the project's own, and, where it can be, directories.
+
+Starts nothing. Every row is accounted for: `NAME.report.json` beside the table names each that is bad, copied, or
+cannot be run on this machine, and why. Invariant: each of table, report and folder of directories appears whole, the
+table last; a refused set leaves none of them. Refuses bad rows unless it is told to leave them out, and to write over
+what is there.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+from engine.config.built import Built
+from engine.core.contracts import Say
+from engine.core.errors import ConfigError, ConfigErrors, PatchError
+from engine.core.specs import ImageSpec
+from engine.core.temporary import temporary_folder
+from engine.core.whole import move_into_place, write_whole
+from engine.observe.progress import ProgressView, make_progress
+from engine.run.drain import ended_by_its_words
+from engine.store.tables import write_table
+from engine.tasks.harbor import Limits, write_task
+from engine.tasks.rows.checkouts import Checkouts
+from engine.tasks.rows.directories import draft_of
+from engine.tasks.rows.funnel import Outcome, funnel_lines, obstacle, report
+from engine.tasks.rows.reading import Source, Wanted
+from engine.tasks.rows.record import TaskRow
+from engine.tasks.rows.stored import to_plain
+
+_SHOW_EVERY = 64
+"""Rows between two changes of what is shown."""
+_TOLD = 20
+"""Bad rows that are told; the report has all."""
+
+
+class ConvertJob:
+    """Reads a file or folder of rows and writes a parquet table.
+
+    Args:
+        path: file of rows, folder of such files, or (folder of) Harbor task directories.
+        format: of the rows; None: recognised by their columns.
+        to: the table that is made, a `.parquet` file.
+        split: of the set; None: all.
+        ids: tasks that are taken; empty: all.
+        repositories: whose tasks are taken (`owner/name`); empty: of all.
+        limit: how many tasks are taken at most; None: all.
+        bad_rows: whether rows that cannot be read end the job or are left out.
+        checkouts: folder of git clones, from which directories are made.
+        directories: folder of task directories that is made; None: none is.
+        limits: what a trial of such a task may use.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        format: str | None,
+        to: str,
+        split: str | None,
+        ids: Sequence[str],
+        repositories: Sequence[str],
+        limit: int | None,
+        bad_rows: Literal["refuse", "leave_out"],
+        checkouts: str | None,
+        directories: str | None,
+        limits: Mapping[str, Any],
+    ) -> None:
+        self.path = path
+        self.format = format
+        self.to = to
+        self.split = split
+        self.ids = ids
+        self.repositories = repositories
+        self.limit = limit
+        self.bad_rows = bad_rows
+        self.checkouts = checkouts
+        self.directories = directories
+        self.limits = limits
+
+    async def run(self, built: Built) -> int:
+        """Exit code 0; the last line is the table. Raises ConfigErrors, which name file, row, id, column and value."""
+        self._check()
+        images = built.tasks.images()
+        with make_progress(built.observe.progress_interval_s) as progress:
+
+            async def work(say: Say) -> list[str]:
+                return await asyncio.to_thread(self._convert, images[0], progress, say)
+
+            lines = await ended_by_its_words(work, lambda _: None)
+        print("\n".join(lines))
+        print(self.to)
+        return 0
+
+    def _check(self) -> None:
+        errors = []
+        for key, name in (("to", self.to), ("directories", self.directories)):
+            if name is not None and (Path(name).exists() or Path(name).is_symlink()):
+                errors.append(ConfigError(f"job.{key}", name, "is there already", "name another, or remove this one"))
+        if not self.to.endswith(".parquet"):
+            errors.append(ConfigError("job.to", self.to, "is no name of a parquet file", "let it end in .parquet"))
+        if (self.checkouts is None) != (self.directories is None):
+            key, other = ("checkouts", "directories") if self.checkouts is None else ("directories", "checkouts")
+            problem = f"is null, and job.{other} is not"
+            errors.append(ConfigError(f"job.{key}", None, problem, "set both, or neither"))
+        if self.checkouts is not None and not Path(self.checkouts).is_dir():
+            errors.append(ConfigError("job.checkouts", self.checkouts, "is no folder", "name the folder of git clones"))
+        if errors:
+            raise ConfigErrors(errors)
+
+    def _convert(self, image: ImageSpec, progress: ProgressView, say: Say) -> list[str]:
+        def tell(done: int, total: int | None) -> None:
+            say("")  # where an interruption ends this thread
+            if done % _SHOW_EVERY == 1 or done == total:
+                progress.phase("reading rows", done, total or 0, "" if total else f"{done} rows")
+
+        wanted = Wanted(
+            format=self.format, split=self.split, ids=self.ids, repositories=self.repositories, limit=self.limit
+        )
+        source, outcome = Source(Path(self.path), wanted, tell), Outcome()
+        with ExitStack() as held:
+            folder = None
+            if self.directories is not None:
+                place = Path(self.directories).absolute()
+                folder = held.enter_context(temporary_folder("convert", place.parent)) / place.name
+            table = Path(self.to).absolute()
+            write_table(table, "task", map(to_plain, self._chosen(source, outcome, folder, image)))
+        for error in source.account.bad[:_TOLD]:
+            print(error, file=sys.stderr)
+        return funnel_lines(source.account, outcome)
+
+    def _chosen(self, source: Source, outcome: Outcome, folder: Path | None, image: ImageSpec) -> Iterator[TaskRow]:
+        """The rows of the table; on the way each becomes a directory or gets its reason, and at the end all that lies
+        beside the table is put there. Raises ConfigErrors where nothing may be written."""
+        clones = Checkouts(Path(self.checkouts)) if self.checkouts is not None else None
+        for row in source.rows():
+            self._place(row, outcome, clones, folder, image)
+            yield row
+        bad, account = source.account.bad, source.account
+        if bad and self.bad_rows == "refuse":
+            problem = f"{len(bad)} of {account.read} rows are bad"
+            problem += f", of which the first {_TOLD} are told" if len(bad) > _TOLD else ""
+            way_out = "mend them, or write the others alone with job.bad_rows=leave_out"
+            raise ConfigErrors([*bad[:_TOLD], ConfigError("job.bad_rows", "refuse", problem, way_out)])
+        if not account.chosen:
+            problem = f"gave no task: {account.read} rows read, {account.passed_over} passed over, {len(bad)} bad"
+            raise ConfigErrors([*bad[:_TOLD], ConfigError("job.path", self.path, problem, "choose other rows")])
+        if folder is not None and outcome.written:
+            move_into_place(folder, Path(self.directories or "").absolute())
+        told = json.dumps(report(account, outcome), indent=1, ensure_ascii=False) + "\n"
+        write_whole(Path(self.to).absolute().with_suffix(".report.json"), told.encode(errors="replace"))
+
+    def _place(
+        self, row: TaskRow, outcome: Outcome, clones: Checkouts | None, folder: Path | None, image: ImageSpec
+    ) -> None:
+        """Write a row as a task directory, or say why not."""
+        found = obstacle(row)
+        if found is not None:
+            outcome.refused(row, *found)
+            return
+        if clones is None or folder is None or row.base_commit is None:
+            detail = f"it needs {row.repository} at {row.base_commit}"
+            outcome.refused(row, "no clones are named (job.checkouts)", detail)
+            return
+        try:
+            draft = draft_of(row, clones.tree(row.repository, row.base_commit), image, Limits(**self.limits))
+            write_task(draft, folder / row.id)
+        except ConfigError as error:
+            outcome.refused(row, "its repository or commit is not at hand", str(error))
+        except PatchError as error:
+            outcome.refused(row, "a diff of it does not fit the commit", str(error))
+        else:
+            outcome.written.append(row.id)
