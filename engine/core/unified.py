@@ -347,18 +347,18 @@ def applied(files: Iterable[FileDiff], tree: Mapping[str, tuple[bytes, bool]]) -
     """The patch by contents that a diff makes of a tree (as `core.patch.read_tree` gives it).
 
     Raises PatchError where the tree does not hold what the diff was made against."""
-    after, seen = dict(tree), set[str]()
+    after = dict(tree)
     found = [(file, _contents(file, tree)) for file in files]
+    for paths in ([file.old for file, _ in found if not file.copied], [file.new for file, _ in found]):
+        twice = next((path for path in paths if path is not None and paths.count(path) > 1), None)
+        if twice is not None:
+            raise PatchError(f"{twice}: the diff changes it twice")
     for file, _ in found:
-        for path in {file.old, file.new} - {None}:
-            if path in seen:
-                raise PatchError(f"{path}: the diff changes it twice")
-            seen.add(str(path))
         if file.old is not None and not file.copied:
-            after.pop(file.old, None)
+            del after[file.old]
     for file, data in found:
         if file.new is not None:
-            if file.old is None and file.new in tree:
+            if file.new in after:
                 raise PatchError(f"{file.new}: is to be new, and is there already")
             executable = tree[file.old][1] if file.old is not None else False
             after[file.new] = data, file.new_mode == "100755" if file.new_mode else executable

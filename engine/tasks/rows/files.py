@@ -141,7 +141,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _value(path: Path, number: int, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         way_out = "write one JSON array of rows, or one row a line"
         raise ConfigError(f"{path}, line {number}", text[:80], f"is not JSON ({error})", way_out) from error
 

@@ -71,7 +71,8 @@ def _expected(raw: Raw) -> Mapping[str, str]:
     for test, outcome in told.items():
         if not isinstance(outcome, str):
             raise raw.wrong(f"expected_output_json.{test}", outcome, "is no outcome", 'write "PASSED" or "FAILED"')
-    return {_COLOUR.sub("", test): outcome for test, outcome in told.items()}
+    column = "expected_output_json"
+    return {raw.utf8(column, _COLOUR.sub("", test)): raw.utf8(column, told[test]) for test in told}
 
 
 def _reference(raw: Raw) -> str | None:
@@ -86,7 +87,7 @@ def _reference(raw: Raw) -> str | None:
         problem = f"does not hold the changes of relevant_files ({type(error).__name__}: {error})"
         way_out = "remove the column, and the task has no reference, or leave the row out"
         raise raw.wrong("parsed_commit_content", raw.value("parsed_commit_content"), problem, way_out) from error
-    _checked(raw.diff("parsed_commit_content", text), raw)
+    _checked(raw.diff("parsed_commit_content", raw.utf8("parsed_commit_content", text)), raw)
     return text
 
 

@@ -41,14 +41,14 @@ def _value(raw: Raw, name: str) -> Any:
         pairs = list(value.items()) if isinstance(value, Mapping) else value
         if not isinstance(pairs, list) or not all(isinstance(text, str) for pair in pairs for text in pair):
             raise _foreign(raw, name, value)
-        return dict(pairs)
+        return {raw.utf8(name, test): raw.utf8(name, outcome) for test, outcome in pairs}
     if name in _LISTS:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise _foreign(raw, name, value)
-        return tuple(value)
+        return tuple(raw.utf8(name, item) for item in value)
     if not isinstance(value, str) and not (value is None and name in _NULLABLE):
         raise _foreign(raw, name, value)
-    return value
+    return None if value is None else raw.utf8(name, value)
 
 
 def _foreign(raw: Raw, name: str, value: Any) -> ConfigError:

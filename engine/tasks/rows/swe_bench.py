@@ -7,7 +7,7 @@ import re
 
 from engine.core.unified import FileDiff
 from engine.tasks.rows.record import Format, TaskRow
-from engine.tasks.rows.values import Raw, language_of
+from engine.tasks.rows.values import Raw, language_named, language_of
 
 WORKDIR = "/testbed"
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
@@ -105,6 +105,6 @@ def passing_tests(raw: Raw, fail_to_pass: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def said_language(raw: Raw, files: tuple[FileDiff, ...]) -> str | None:
-    """The row's own word, in small letters, or what its diff shows."""
+    """The row's own word, or what its diff shows."""
     said = raw.optional("language")
-    return said.strip().lower() if said else language_of(file.path for file in files)
+    return language_named(said) if said else language_of(file.path for file in files)

@@ -5,6 +5,7 @@ numbers where a text was meant. Invariant: each error names file, row, id, colum
 """
 
 import ast
+import contextlib
 import json
 import math
 import re
@@ -81,13 +82,23 @@ class Raw:
             return None
         if not isinstance(value, str):
             raise self.wrong(column, value, f"is no text but a {type(value).__name__}", "give a text")
-        return value
+        return self.utf8(column, value)
+
+    def utf8(self, column: str, text: str) -> str:
+        """The same text, if it can be stored: JSON may hold half of a character."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            problem = f"holds half a character (at {error.start})"
+            raise self.wrong(column, text, problem, "remove it, or leave the row out") from error
+        return text
 
     def texts(self, column: str) -> tuple[str, ...]:
         """A list of texts, in whatever form; one text that is no list is a list of one."""
         value = self.value(column)
         if isinstance(value, str):
-            value = self._list(value) or [value] if value.strip() else []
+            listed = self._list(value) if value.strip() else []
+            value = [value] if listed is None else listed
         return self._all_texts(column, value)
 
     def tests(self, column: str) -> tuple[str, ...]:
@@ -150,15 +161,13 @@ class Raw:
         for item in value:
             if not isinstance(item, str) or not item:
                 raise self.wrong(column, value, f"holds {item!r}, which is no text", "give non-empty texts alone")
-        return tuple(value)
+        return tuple(self.utf8(column, item) for item in value)
 
 
 def _parsed(text: str) -> Any:
     """JSON, or else what Python's `repr` writes; None where it is neither."""
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
-    except ValueError:
-        pass
     if not text.strip().startswith(("[", "(", "{")):
         return None
     try:
@@ -171,7 +180,7 @@ def canonical(value: Mapping[str, Any]) -> str:
     """JSON with sorted keys, without what is null: parquet has a key for each that any row has, JSON lines have not.
     Empty for an empty object."""
     plain = _without_nulls(value)
-    return json.dumps(plain, sort_keys=True, ensure_ascii=False, default=str) if plain else ""
+    return json.dumps(plain, sort_keys=True, default=str) if plain else ""
 
 
 def _without_nulls(value: Any) -> Any:
@@ -208,7 +217,14 @@ _SUFFIXES = {
     "lua": "lua",
     "r": "r R",
 }
+_OTHER_NAMES = {"py": "python", "golang": "go", "js": "javascript", "ts": "typescript", "c++": "cpp", "c#": "csharp"}
 _LANGUAGES = {suffix: language for language, suffixes in _SUFFIXES.items() for suffix in suffixes.split()}
+
+
+def language_named(word: str) -> str:
+    """A set's own word for a language, as it is kept here."""
+    small = word.strip().lower()
+    return _OTHER_NAMES.get(small, small)
 
 
 def language_of(paths: Iterable[str]) -> str | None:

@@ -119,6 +119,19 @@ def test_an_executable_stays_executable_and_may_become_one() -> None:
     assert [(change.path, change.executable) for change in patch.changes] == [("m.py", True), ("run", True)]
 
 
+def test_files_may_change_places_and_be_copied() -> None:
+    names = (("a", "b", "rename"), ("b", "a", "rename"), ("a", "c", "copy"))
+    text = "".join(f"diff --git a/{old} b/{new}\n{word} from {old}\n{word} to {new}\n" for old, new, word in names)
+    tree = {"a": (b"1", False), "b": (b"2", True)}
+    files = parse(text)
+    assert after(files, tree) == {"a": b"2", "b": b"1", "c": b"1"}
+    assert after(reverse(files[:2]), tree) == {"a": b"2", "b": b"1"}
+    with pytest.raises(PatchError, match=r"^c: a copied file cannot be turned round"):
+        reverse(files)
+    with pytest.raises(PatchError, match=r"^c: is to be new, and is there already"):
+        applied(files, {**tree, "c": (b"3", False)})
+
+
 def test_binary_files_and_links_are_read_and_not_applied() -> None:
     binary = "diff --git a/x.png b/x.png\nindex 1..2 100644\nGIT binary patch\nliteral 3\nKcmZ?wbhEHb\n\n"
     binary += "literal 0\nHcmV?d00001\n\n"

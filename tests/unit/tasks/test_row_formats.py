@@ -121,6 +121,30 @@ def test_swe_rebench_names_what_its_recipe_lacks() -> None:
     assert read("swe_rebench", install_config=as_text) == read("swe_rebench")
 
 
+@pytest.mark.parametrize(
+    ("told", "meant"),
+    [
+        ("make", ("make",)),
+        ('["a b", "c"]', ("a b", "c")),
+        ("[ -d x ] && make", ("[ -d x ] && make",)),
+        ("[]", ()),
+        ("", ()),
+        (None, ()),
+        (["a", "b"], ("a", "b")),
+    ],
+)
+def test_commands_are_one_or_a_list(told: Any, meant: tuple[str, ...]) -> None:
+    assert (
+        read("swe_rebench_2", install_config={"base_image_name": "b", "test_cmd": "t", "install": told}).install
+        == meant
+    )
+
+
+@pytest.mark.parametrize(("word", "meant"), [("Python", "python"), (" C++", "cpp"), ("golang", "go"), ("", "python")])
+def test_a_rows_own_word_for_its_language_goes_first(word: str, meant: str) -> None:
+    assert read("swe_rebench_2", language=word).language == meant
+
+
 def test_r2e_gym() -> None:
     row = read("r2e_gym")
     assert (row.id, row.base_commit) == (f"calc-{COMMIT[:12]}", f"{COMMIT}^")
@@ -250,6 +274,11 @@ def test_a_version_may_be_a_number_or_nothing(told: Any, meant: str | None) -> N
         ({"PASS_TO_PASS": ...}, r"PASS_TO_PASS=None: is missing; add the list of test ids"),
         ({"created_at": "yesterday"}, r"created_at='yesterday': is no time; write 2022-03-03T15:14:54Z"),
         ({"created_at": True}, r"created_at=True: is no time"),
+        (
+            {"problem_statement": "a \ud83d"},
+            r"problem_statement='a \\ud83d': holds half a character \(at 2\); remove it",
+        ),
+        ({"PASS_TO_PASS": ["a.py::\udc00"]}, r"PASS_TO_PASS='a.py::\\udc00': holds half a character"),
     ],
 )
 def test_a_bad_column_is_named_with_file_row_id_value_and_a_way_out(changes: dict[str, Any], problem: str) -> None:
