@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,6 +79,15 @@ def test_the_table_converts_to_itself(tmp_path: Path) -> None:
     convert(lines(tmp_path / "a.jsonl", SWE_SMITH), tmp_path / "one.parquet")
     convert(tmp_path / "one.parquet", tmp_path / "two.parquet")
     assert (tmp_path / "one.parquet").read_bytes() == (tmp_path / "two.parquet").read_bytes()
+
+
+def test_what_a_killed_job_left_goes_and_what_another_writes_stays(tmp_path: Path) -> None:
+    old, young = tmp_path / ".t.parquet.draft-00000000", tmp_path / ".t.parquet.draft-11111111"
+    old.touch()
+    young.touch()
+    os.utime(old, (0, 0))
+    convert(lines(tmp_path / "a.jsonl", SWE_GYM), tmp_path / "t.parquet")
+    assert (old.exists(), young.exists()) == (False, True)
 
 
 def test_bad_rows_end_it_and_nothing_is_written(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ what is there.
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,6 +36,7 @@ _SHOW_EVERY = 64
 """Rows between two changes of what is shown."""
 _TOLD = 20
 """Bad rows that are told; the report has all."""
+_ABANDONED_S = 600
 
 
 class ConvertJob:
@@ -84,6 +86,7 @@ class ConvertJob:
     async def run(self, built: Built) -> int:
         """Exit code 0; the last line is the table. Raises ConfigErrors, which name file, row, id, column and value."""
         self._check()
+        _remove_drafts(Path(self.to).absolute())
         images = built.tasks.images()
         with make_progress(built.observe.progress_interval_s) as progress:
 
@@ -174,3 +177,10 @@ class ConvertJob:
             outcome.refused(row, "a diff of it does not fit the commit", str(error))
         else:
             outcome.written.append(row.id)
+
+
+def _remove_drafts(table: Path) -> None:
+    """What a killed job has left beside the table; one that writes there now has younger ones."""
+    for draft in table.parent.glob(f".{table.name}.draft-*"):
+        if draft.stat().st_mtime <= time.time() - _ABANDONED_S:
+            draft.unlink()
