@@ -53,14 +53,14 @@ def test_all_of_swe_bench_lite(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "    300  rows read from 1 file: swe_bench",
-        "      0  passed over by job.split, job.ids or job.repositories",
+        "      0  passed over by split, ids or repositories",
         "      0  copies of an earlier row",
         "      0  bad",
         "    300  tasks in the table",
         "      0  of them written as task directories, which tasks=harbor runs",
         "    192  not: its tests are not named as pytest names them (django__django-10914, django__django-10924, "
         "django__django-11001, …)",
-        "    108  not: no clones are named (job.checkouts) (astropy__astropy-12907, astropy__astropy-14182, "
+        "    108  not: no clones are named (checkouts) (astropy__astropy-12907, astropy__astropy-14182, "
         "astropy__astropy-14365, …)",
         "deep/lite.parquet",
     ]
@@ -96,8 +96,8 @@ def test_bad_rows_end_it_and_nothing_is_written(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert [line for line in done.stderr.splitlines() if not line.startswith("[")] == [
         f"{path}, row 2 (b): patch='x': is no diff that can be read: line 1: 'x' belongs to no file; mend the diff, or "
-        "leave the row out (job.bad_rows=leave_out)",
-        "job.bad_rows='refuse': 1 of 2 rows are bad; mend them, or write the others alone with job.bad_rows=leave_out",
+        "leave the row out (bad_rows=leave_out)",
+        "job.bad_rows='refuse': 1 of 2 rows are bad; mend them, or take the others alone with job.bad_rows=leave_out",
     ]
     assert list(tmp_path.iterdir()) == [path]
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from calc_task import BASE_CODE, FAIL_TO_PASS, FIXED_CODE, OLD_TESTS, PASS_TO_PASS, TESTS
-from grading_pieces import Bench, open_bench, task_image
+from grading_pieces import Bench, configured, open_bench, task_image
 from task_rows import SWE_BENCH, SWE_SMITH, read_all
 
 from engine.core.patch import difference, make
 from engine.core.records import Task
+from engine.tasks import proving, row_pool
 from engine.tasks.harbor import Limits, read_task, write_task
+from engine.tasks.row_pool import TaskRows
 from engine.tasks.rows.checkouts import Checkouts
 from engine.tasks.rows.directories import draft_of
 
@@ -86,3 +88,28 @@ async def test_a_row_of_swe_smith_is_graded(bench: Bench, tmp_path: Path) -> Non
     assert (task.repository / "calc/__init__.py").read_bytes() == BASE_CODE
     assert not (task.repository / "tests/test_calc.py").exists()
     await judged(bench, task)
+
+
+async def test_a_pool_of_rows_holds_what_passes_its_own_reference(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = commit(tmp_path / "clones/owner__calc", BASE_CODE, OLD_TESTS)
+    good = {
+        **SWE_BENCH,
+        "base_commit": base,
+        "patch": diff("calc/__init__.py", BASE_CODE, FIXED_CODE),
+        "test_patch": diff("tests/test_calc.py", OLD_TESTS, TESTS),
+        "FAIL_TO_PASS": list(FAIL_TO_PASS),
+    }
+    wrong = {**good, "instance_id": "wrong", "patch": diff("calc/__init__.py", BASE_CODE, BASE_CODE + b"x = 1\n")}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (good, wrong)))
+    places = {"path": str(tmp_path / "rows.jsonl"), "checkouts": str(tmp_path / "clones")}
+    pool = TaskRows(**configured("tasks/rows", **places))
+    said: list[str] = []
+    for module in (row_pool, proving):  # not the images' own
+        monkeypatch.setattr(module, "cache_dir", lambda: tmp_path / "cache")
+    await pool.prepare(said.append)
+    await pool.audit(bench.runtime, bench.images, bench.verifier, said.append)
+    (task,) = pool.load()
+    assert task.id == "owner__calc-1"
+    assert "tasks: wrong: its reference does not pass (tests/test_calc.py::test_add failed)" in said

@@ -17,25 +17,23 @@ from typing import Any, Literal
 
 from engine.config.built import Built
 from engine.core.contracts import Say
-from engine.core.errors import ConfigError, ConfigErrors, PatchError
+from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.specs import ImageSpec
 from engine.core.temporary import temporary_folder
 from engine.core.whole import move_into_place, write_whole
 from engine.observe.progress import ProgressView, make_progress
 from engine.run.drain import ended_by_its_words
 from engine.store.tables import write_table
-from engine.tasks.harbor import Limits, write_task
+from engine.tasks.harbor import Limits
 from engine.tasks.rows.checkouts import Checkouts
-from engine.tasks.rows.directories import draft_of
-from engine.tasks.rows.funnel import Outcome, funnel_lines, obstacle, report
-from engine.tasks.rows.reading import Source, Wanted
+from engine.tasks.rows.funnel import Outcome, funnel_lines, report
+from engine.tasks.rows.placing import Place, put
+from engine.tasks.rows.reading import TOLD, Source, Wanted
 from engine.tasks.rows.record import TaskRow
 from engine.tasks.rows.stored import to_plain
 
 _SHOW_EVERY = 64
 """Rows between two changes of what is shown."""
-_TOLD = 20
-"""Bad rows that are told; the report has all."""
 _ABANDONED_S = 600
 
 
@@ -121,62 +119,38 @@ class ConvertJob:
                 progress.phase("reading rows", done, total or 0, "" if total else f"{done} rows")
 
         wanted = Wanted(
-            format=self.format, split=self.split, ids=self.ids, repositories=self.repositories, limit=self.limit
+            group="job",
+            format=self.format,
+            split=self.split,
+            ids=self.ids,
+            repositories=self.repositories,
+            limit=self.limit,
         )
         source, outcome = Source(Path(self.path), wanted, tell), Outcome()
         with ExitStack() as held:
-            folder = None
-            if self.directories is not None:
-                place = Path(self.directories).absolute()
-                folder = held.enter_context(temporary_folder("convert", place.parent)) / place.name
-            table = Path(self.to).absolute()
-            write_table(table, "task", map(to_plain, self._chosen(source, outcome, folder, image)))
-        for error in source.account.bad[:_TOLD]:
+            place = None
+            if self.directories is not None and self.checkouts is not None:
+                parent = Path(self.directories).absolute().parent
+                folder = held.enter_context(temporary_folder("convert", parent)) / "tasks"
+                clones = Checkouts(Path(self.checkouts))
+                place = Place(folder=folder, clones=clones, image=image, limits=Limits(**self.limits))
+            write_table(Path(self.to).absolute(), "task", map(to_plain, self._chosen(source, outcome, place)))
+        for error in source.account.bad[:TOLD]:
             print(error, file=sys.stderr)
         return funnel_lines(source.account, outcome)
 
-    def _chosen(self, source: Source, outcome: Outcome, folder: Path | None, image: ImageSpec) -> Iterator[TaskRow]:
+    def _chosen(self, source: Source, outcome: Outcome, place: Place | None) -> Iterator[TaskRow]:
         """The rows of the table; on the way each becomes a directory or gets its reason, and at the end all that lies
         beside the table is put there. Raises ConfigErrors where nothing may be written."""
-        clones = Checkouts(Path(self.checkouts)) if self.checkouts is not None else None
         for row in source.rows():
-            self._place(row, outcome, clones, folder, image)
+            put(row, place, outcome)
             yield row
-        bad, account = source.account.bad, source.account
-        if bad and self.bad_rows == "refuse":
-            problem = f"{len(bad)} of {account.read} rows are bad"
-            problem += f", of which the first {_TOLD} are told" if len(bad) > _TOLD else ""
-            way_out = "mend them, or write the others alone with job.bad_rows=leave_out"
-            raise ConfigErrors([*bad[:_TOLD], ConfigError("job.bad_rows", "refuse", problem, way_out)])
-        if not account.chosen:
-            problem = f"gave no task: {account.read} rows read, {account.passed_over} passed over, {len(bad)} bad"
-            raise ConfigErrors([*bad[:_TOLD], ConfigError("job.path", self.path, problem, "choose other rows")])
-        if folder is not None and outcome.written:
-            move_into_place(folder, Path(self.directories or "").absolute())
+        account = source.account
+        account.check("job", self.path, self.bad_rows == "refuse")
+        if place is not None and outcome.written:
+            move_into_place(place.folder, Path(self.directories or "").absolute())
         told = json.dumps(report(account, outcome), indent=1, ensure_ascii=False) + "\n"
         write_whole(Path(self.to).absolute().with_suffix(".report.json"), told.encode(errors="replace"))
-
-    def _place(
-        self, row: TaskRow, outcome: Outcome, clones: Checkouts | None, folder: Path | None, image: ImageSpec
-    ) -> None:
-        """Write a row as a task directory, or say why not."""
-        found = obstacle(row)
-        if found is not None:
-            outcome.refused(row, *found)
-            return
-        if clones is None or folder is None or row.base_commit is None:
-            detail = f"it needs {row.repository} at {row.base_commit}"
-            outcome.refused(row, "no clones are named (job.checkouts)", detail)
-            return
-        try:
-            draft = draft_of(row, clones.tree(row.repository, row.base_commit), image, Limits(**self.limits))
-            write_task(draft, folder / row.id)
-        except ConfigError as error:
-            outcome.refused(row, "its repository or commit is not at hand", str(error))
-        except PatchError as error:
-            outcome.refused(row, "a diff of it does not fit the commit", str(error))
-        else:
-            outcome.written.append(row.id)
 
 
 def _remove_drafts(table: Path) -> None:

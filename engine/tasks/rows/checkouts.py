@@ -49,7 +49,7 @@ class Checkouts:
 
 
 def _wrong(place: Path, problem: str, way_out: str) -> ConfigError:
-    return ConfigError("job.checkouts", str(place), problem, way_out)
+    return ConfigError("checkouts", str(place), problem, way_out)
 
 
 def _checked(clone: Path, name: bytes, mode: str) -> str:

@@ -40,25 +40,30 @@ class SourceFile:
     """Of its first row; in parquet, of all."""
     split: str | None
     """What its name says."""
+    group: str
+    """Of the configuration, whose keys an error names."""
 
     def read(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """(number from 1, row) of all rows. Raises ConfigError."""
         try:
             yield from _parquet_rows(self.path) if self.kind == ".parquet" else _json_rows(self.path)
         except _DAMAGE as error:
-            raise _unreadable(self.path, error) from error
+            raise _unreadable(self.path, self.group, error) from error
 
 
-def source_files(path: Path, split: str | None) -> tuple[SourceFile, ...]:
-    """The file, or the files of a folder, that belong to a split (None: all). Raises ConfigError."""
+def source_files(path: Path, split: str | None, group: str) -> tuple[SourceFile, ...]:
+    """The file, or the files of a folder, that belong to a split (None: all). Raises ConfigError that names `path` or
+    `split` of this group of the configuration."""
     if not path.exists():
-        raise ConfigError("job.path", str(path), "there is no such file or folder", "name a file of rows, or a folder")
-    found = _below(path) if path.is_dir() else [path]
+        raise ConfigError(
+            f"{group}.path", str(path), "there is no such file or folder", "name a file of rows, or a folder"
+        )
+    found = _below(path, group) if path.is_dir() else [path]
     chosen = [file for file in found if split is None or split_of(file) in (split, None)]
     if not chosen:
         known = sorted({said for file in found if (said := split_of(file))})
-        raise ConfigError("job.split", split, f"no file of {path} is of this split", f"known: {', '.join(known)}")
-    return tuple(_opened(file) for file in chosen)
+        raise ConfigError(f"{group}.split", split, f"no file of {path} is of this split", f"known: {', '.join(known)}")
+    return tuple(_opened(file, group) for file in chosen)
 
 
 def split_of(path: Path) -> str | None:
@@ -72,7 +77,7 @@ def _kind(path: Path) -> str | None:
     return next((kind for kind in sorted(_KINDS, key=len, reverse=True) if path.name.lower().endswith(kind)), None)
 
 
-def _below(folder: Path) -> list[Path]:
+def _below(folder: Path, group: str) -> list[Path]:
     """The files of rows below a folder; a data set's own notes in JSON do not count where it has files of rows."""
     files = sorted(file for file in folder.rglob("*") if file.is_file() and _visible(file.relative_to(folder)))
     for kinds in ((".parquet",), (".jsonl", ".jsonl.gz", ".ndjson"), (".json", ".json.gz")):
@@ -81,34 +86,36 @@ def _below(folder: Path) -> list[Path]:
             return found
     others = sorted({file.suffix for file in files if file.suffix})
     problem = f"no file in it is of {', '.join(_KINDS)}" + (f" (only {', '.join(others[:8])})" if others else "")
-    raise ConfigError("job.path", str(folder), problem, "name the folder that holds the rows")
+    raise ConfigError(f"{group}.path", str(folder), problem, "name the folder that holds the rows")
 
 
 def _visible(path: Path) -> bool:
     return not any(part.startswith(".") for part in path.parts)
 
 
-def _opened(path: Path) -> SourceFile:
+def _opened(path: Path, group: str) -> SourceFile:
     kind = _kind(path)
     if kind is None:
-        raise ConfigError("job.path", str(path), "is no file of rows", f"give one of {', '.join(_KINDS)}")
+        raise ConfigError(f"{group}.path", str(path), "is no file of rows", f"give one of {', '.join(_KINDS)}")
     try:
         with path.open("rb") as stream:
             if stream.read(len(_POINTER)) == _POINTER:
-                raise ConfigError("job.path", str(path), "is a pointer of Git LFS, not the file", "run: git lfs pull")
+                problem = "is a pointer of Git LFS, not the file"
+                raise ConfigError(f"{group}.path", str(path), problem, "run: git lfs pull")
         if kind == ".parquet":
             with pq.ParquetFile(path) as file:
                 rows, columns = file.metadata.num_rows, tuple(file.schema_arrow.names)
         else:
             rows, columns = None, tuple(next((row for _, row in _json_rows(path)), {}))
     except _DAMAGE as error:
-        raise _unreadable(path, error) from error
-    return SourceFile(path=path, kind=kind, rows=rows, columns=columns, split=split_of(path))
+        raise _unreadable(path, group, error) from error
+    return SourceFile(path=path, kind=kind, rows=rows, columns=columns, split=split_of(path), group=group)
 
 
-def _unreadable(path: Path, error: Exception) -> ConfigError:
+def _unreadable(path: Path, group: str, error: Exception) -> ConfigError:
     reason = " ".join(str(error).split())[:160]
-    return ConfigError("job.path", str(path), f"cannot be read ({reason})", "fetch the file again, or name another")
+    way_out = "fetch the file again, or name another"
+    return ConfigError(f"{group}.path", str(path), f"cannot be read ({reason})", way_out)
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

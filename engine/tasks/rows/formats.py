@@ -67,14 +67,14 @@ READERS = (
 NAMES = tuple(reader.name for reader in READERS)
 
 
-def reader_of(file: str, columns: Collection[str], name: str | None) -> Reader:
+def reader_of(file: str, columns: Collection[str], name: str | None, group: str) -> Reader:
     """The reader of a file with these columns. Raises ConfigError that says which column is missing."""
     if name is not None:
         chosen = next(reader for reader in READERS if reader.name == name)
         missing = [column for column in chosen.columns if column not in columns]
         if missing:
             problem = f"{file} has no column {', '.join(missing)} (it has {', '.join(sorted(columns))})"
-            raise ConfigError("job.format", name, problem, "name another format, or null to have it recognised")
+            raise ConfigError(f"{group}.format", name, problem, "name another format, or null to have it recognised")
         return chosen
     for reader in READERS:
         if set(reader.columns) <= set(columns) and not set(reader.without) & set(columns):
@@ -85,4 +85,4 @@ def reader_of(file: str, columns: Collection[str], name: str | None) -> Reader:
         f"{file} is of no known format (columns: {', '.join(sorted(columns)) or 'none'}); "
         f"for {near} it lacks {', '.join(lacking[near]) or 'nothing, but has columns of another'}"
     )
-    raise ConfigError("job.format", None, problem, f"rename its columns, or name one of {', '.join(NAMES)}")
+    raise ConfigError(f"{group}.format", None, problem, f"rename its columns, or name one of {', '.join(NAMES)}")

@@ -76,10 +76,10 @@ def report(account: Account, outcome: Outcome) -> dict[str, Any]:
 def funnel_lines(account: Account, outcome: Outcome) -> list[str]:
     """A short table."""
     kinds = f"{account.files} {'folder' if account.formats == ['harbor'] else 'file'}{'s' * (account.files != 1)}"
-    limit = " (job.limit ended it)" if account.limited else ""
+    limit = " (limit ended it)" if account.limited else ""
     lines = [
         f"{account.read:>7}  rows read from {kinds}: {', '.join(account.formats)}{limit}",
-        f"{account.passed_over:>7}  passed over by job.split, job.ids or job.repositories",
+        f"{account.passed_over:>7}  passed over by split, ids or repositories",
         f"{len(account.copies):>7}  copies of an earlier row",
         f"{len(account.bad):>7}  bad",
         f"{account.chosen:>7}  tasks in the table",

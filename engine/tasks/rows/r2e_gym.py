@@ -67,7 +67,7 @@ def _expected(raw: Raw) -> Mapping[str, str]:
     told = raw.mapping("expected_output_json")
     if not told:
         problem = "names no test, so nothing tells a right patch from a wrong one"
-        raise raw.wrong("expected_output_json", None, problem, "leave the row out (job.bad_rows=leave_out)")
+        raise raw.wrong("expected_output_json", None, problem, "leave the row out (bad_rows=leave_out)")
     for test, outcome in told.items():
         if not isinstance(outcome, str):
             raise raw.wrong(f"expected_output_json.{test}", outcome, "is no outcome", 'write "PASSED" or "FAILED"')

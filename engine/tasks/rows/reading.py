@@ -18,6 +18,8 @@ from engine.tasks.rows.record import TaskRow
 from engine.tasks.rows.stored import to_plain
 from engine.tasks.rows.values import Raw
 
+TOLD = 20
+"""Bad rows that are told; a report has all."""
 Tell = Callable[[int, int | None], None]
 """Takes how many rows were read, and of how many (None: unknown)."""
 
@@ -26,6 +28,8 @@ Tell = Callable[[int, int | None], None]
 class Wanted:
     """Which rows are asked for; None and empty: all."""
 
+    group: str
+    """Of the configuration that asks (`job`, `tasks`): errors name its keys."""
     format: str | None
     split: str | None
     ids: Sequence[str]
@@ -54,6 +58,18 @@ class Account:
     limited: bool = False
     """Whether `limit` ended the reading, so that the rest is not known."""
 
+    def check(self, group: str, path: str, refuse: bool) -> None:
+        """At the end. Raises ConfigErrors for bad rows that are to be refused, and where no row was chosen."""
+        bad = self.bad[:TOLD]
+        if self.bad and refuse:
+            problem = f"{len(self.bad)} of {self.read} rows are bad"
+            problem += f", of which the first {TOLD} are told" if len(self.bad) > TOLD else ""
+            way_out = f"mend them, or take the others alone with {group}.bad_rows=leave_out"
+            raise ConfigErrors([*bad, ConfigError(f"{group}.bad_rows", "refuse", problem, way_out)])
+        if not self.chosen:
+            problem = f"gave no task: {self.read} rows read, {self.passed_over} passed over, {len(self.bad)} bad"
+            raise ConfigErrors([*bad, ConfigError(f"{group}.path", path, problem, "choose other rows")])
+
 
 class Source:
     """Rows of one path. `rows` is gone through once; `account` is right when it has ended."""
@@ -68,8 +84,8 @@ class Source:
         self._folders = harbor_folders(path) if wanted.format in (None, "harbor") else []
         if wanted.format == "harbor" and not self._folders:
             way_out = "name a task directory or the folder above some"
-            raise ConfigError("job.path", str(path), "no folder in it holds a task.toml", way_out)
-        self._files = [] if self._folders else _with_readers(source_files(path, wanted.split), wanted.format)
+            raise ConfigError(f"{wanted.group}.path", str(path), "no folder in it holds a task.toml", way_out)
+        self._files = [] if self._folders else _with_readers(path, wanted)
         self.account.files = len(self._folders) or len(self._files)
         names = ["harbor"] if self._folders else [reader.name for _, reader in self._files]
         self.account.formats = list(dict.fromkeys(names))
@@ -135,21 +151,24 @@ class Source:
         if contents == digest:
             self.account.copies.append(f"{row.id}: {place} is a copy of {first}")
         else:
-            way_out = "keep one of them, or choose a split (job.split)"
+            way_out = "keep one of them, or choose a split"
             error = ConfigError(f"{place} ({row.id}): id", row.id, f"is the id of another row ({first})", way_out)
             self.account.bad.append(error)
         return False
 
     def _check_names(self) -> None:
         """All rows were read, so what was asked for and not met is not there."""
+        group = self._wanted.group
         errors = [
-            ConfigError(f"job.ids.{index}", name, "no row has this id", "look it up in the set")
+            ConfigError(f"{group}.ids.{index}", name, "no row has this id", "look it up in the set")
             for index, name in enumerate(self._wanted.ids)
             if name not in self._seen and not any(f"({name})" in error.key for error in self.account.bad)
         ]
         known = ", ".join(sorted(self._repositories)[:20])
         errors += [
-            ConfigError(f"job.repositories.{index}", name, "no row is of this repository", f"known: {known}")
+            ConfigError(
+                f"{self._wanted.group}.repositories.{index}", name, "no row is of this repository", f"known: {known}"
+            )
             for index, name in enumerate(self._wanted.repositories)
             if name not in self._repositories
         ]
@@ -157,15 +176,15 @@ class Source:
             raise ConfigErrors(errors)
 
 
-def _with_readers(files: Sequence[SourceFile], name: str | None) -> list[tuple[SourceFile, Reader]]:
+def _with_readers(path: Path, wanted: Wanted) -> list[tuple[SourceFile, Reader]]:
     """Raises ConfigErrors for all files whose format is not known."""
     opened, errors = [], []
-    for file in files:
+    for file in source_files(path, wanted.split, wanted.group):
         if not file.columns and file.rows in (None, 0):
-            errors.append(ConfigError("job.path", str(file.path), "holds no row", "name another file"))
+            errors.append(ConfigError(f"{wanted.group}.path", str(file.path), "holds no row", "name another file"))
             continue
         try:
-            opened.append((file, reader_of(str(file.path), file.columns, name)))
+            opened.append((file, reader_of(str(file.path), file.columns, wanted.format, wanted.group)))
         except ConfigError as error:
             errors.append(error)
     if errors:

@@ -47,7 +47,7 @@ def issue_row(raw: Raw, form: Format, *, image: str | None, workdir: str) -> Tas
     repository = raw.text("repo")
     if repository.startswith("swesmith/"):
         problem = "is a row of SWE-smith, whose patch makes the bug instead of mending it"
-        raise raw.wrong("repo", repository, problem, "name its format: job.format=swe_smith")
+        raise raw.wrong("repo", repository, problem, "name its format: format=swe_smith")
     if repository.count("/") != 1:
         raise raw.wrong("repo", repository, "names no repository", "write owner/name")
     reference, tests = raw.text("patch"), raw.text("test_patch")
@@ -95,7 +95,7 @@ def failing_tests(raw: Raw) -> tuple[str, ...]:
     tests = raw.tests("FAIL_TO_PASS")
     if not tests:
         problem = "names no test, so nothing tells a right patch from a wrong one"
-        raise raw.wrong("FAIL_TO_PASS", [], problem, "leave the row out (job.bad_rows=leave_out)")
+        raise raw.wrong("FAIL_TO_PASS", [], problem, "leave the row out (bad_rows=leave_out)")
     return tests
 
 

@@ -66,4 +66,4 @@ def _undone(raw: Raw, bug: str, files: tuple[FileDiff, ...]) -> str:
         return render(reverse(files))
     except PatchError as error:
         problem = f"has no reverse, so the task has no reference: {error}"
-        raise raw.wrong("patch", bug, problem, "leave the row out (job.bad_rows=leave_out)") from error
+        raise raw.wrong("patch", bug, problem, "leave the row out (bad_rows=leave_out)") from error

@@ -70,7 +70,7 @@ class Raw:
         value = self.optional(column)
         if value is None:
             state = "is missing" if column not in self._values else "is empty"
-            raise self.wrong(column, self.value(column), state, "add it, or leave the row out (job.bad_rows=leave_out)")
+            raise self.wrong(column, self.value(column), state, "add it, or leave the row out (bad_rows=leave_out)")
         return value
 
     def optional(self, column: str) -> str | None:
@@ -145,7 +145,7 @@ class Raw:
         try:
             return parse(text)
         except PatchError as error:
-            way_out = "mend the diff, or leave the row out (job.bad_rows=leave_out)"
+            way_out = "mend the diff, or leave the row out (bad_rows=leave_out)"
             raise self.wrong(column, text, f"is no diff that can be read: {error}", way_out) from error
 
     @staticmethod

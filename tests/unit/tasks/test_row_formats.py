@@ -24,7 +24,7 @@ def read(name: str, **changes: Any) -> TaskRow:
 
 @pytest.mark.parametrize("name", list(ROWS))
 def test_each_format_is_recognised_by_its_columns(name: str) -> None:
-    assert reader_of("f", list(ROWS[name]), None).name == name.removesuffix("_2")
+    assert reader_of("f", list(ROWS[name]), None, "job").name == name.removesuffix("_2")
 
 
 @pytest.mark.parametrize("name", list(ROWS))
@@ -89,7 +89,7 @@ def test_a_row_of_swe_smith_is_never_read_as_swe_benchs() -> None:
     with pytest.raises(ConfigError, match=r"repo='swesmith/owner__calc.1fd52536': is a row of SWE-smith, whose patch"):
         read("swe_bench", repo="swesmith/owner__calc.1fd52536")
     columns = [*SWE_SMITH, "base_commit"]
-    assert reader_of("f", columns, None).name == "swe_smith"
+    assert reader_of("f", columns, None, "job").name == "swe_smith"
 
 
 def test_swe_rebench_keeps_the_recipe_and_its_commands() -> None:
@@ -305,12 +305,12 @@ def test_swe_smith_refuses(changes: dict[str, Any], problem: str) -> None:
 
 def test_columns_of_no_format_are_named() -> None:
     with pytest.raises(ConfigError, match=r"^job.format=None: f is of no known format \(columns: a, patch\); for swe_"):
-        reader_of("f", ["patch", "a"], None)
+        reader_of("f", ["patch", "a"], None, "job")
     columns = [column for column in SWE_BENCH if column != "base_commit"]
     with pytest.raises(ConfigError, match=r"for swe_bench it lacks base_commit; "):
-        reader_of("f", columns, None)
+        reader_of("f", columns, None, "job")
     with pytest.raises(ConfigError, match=r"^job.format='swe_smith': f has no column image_name \(it has FAIL_TO"):
-        reader_of("f", list(SWE_BENCH), "swe_smith")
+        reader_of("f", list(SWE_BENCH), "swe_smith", "job")
 
 
 @pytest.mark.parametrize("column", COLUMNS)
