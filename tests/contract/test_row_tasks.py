@@ -104,7 +104,8 @@ async def test_a_pool_of_rows_holds_what_passes_its_own_reference(
     wrong = {**good, "instance_id": "wrong", "patch": diff("calc/__init__.py", BASE_CODE, BASE_CODE + b"x = 1\n")}
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (good, wrong)))
     places = {"path": str(tmp_path / "rows.jsonl"), "checkouts": str(tmp_path / "clones")}
-    pool = TaskRows(**configured("tasks/rows", **places))
+    built = {key: getattr(task_image(), key) for key in ("name", "suite", "packages", "pip")}
+    pool = TaskRows(**configured("tasks/rows", **places, image=built))
     said: list[str] = []
     for module in (row_pool, proving):  # not the images' own
         monkeypatch.setattr(module, "cache_dir", lambda: tmp_path / "cache")
