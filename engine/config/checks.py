@@ -204,7 +204,9 @@ def _mini_batches_are_filled(config: Config) -> Iterator[ConfigError]:
 
 _MAKE_A_WARM_START = frozenset(f"engine.run.jobs.{name}" for name in ("prepare.PrepareJob", "sft.SftJob"))
 _WARM_START_JOBS = _MAKE_A_WARM_START | {"engine.run.jobs.train.TrainJob"}
-_POOLS_WITHOUT_WARM_START = ("engine.tasks.directory.HarborDirectory", "engine.tasks.release_pairs.ReleasePairs")
+_POOLS_WITHOUT_WARM_START = frozenset(
+    f"engine.tasks.{name}" for name in ("directory.HarborDirectory", "release_pairs.ReleasePairs", "row_pool.TaskRows")
+)
 
 
 def _warm_start_has_tasks(config: Config) -> Iterator[ConfigError]:

@@ -7,6 +7,7 @@ UTF-8 or pass through a link, and changes whose `before` is not what the tree ho
 
 import difflib
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
@@ -94,8 +95,7 @@ def without(patch: Patch, paths: Iterable[str]) -> Patch:
 def render(change: FileChange) -> str:
     """One file's unified diff, for people; contents that are not UTF-8 are only named."""
     try:
-        old = (change.before or b"").decode().splitlines(keepends=True)
-        new = (change.after or b"").decode().splitlines(keepends=True)
+        old, new = _lines(change.before), _lines(change.after)
     except UnicodeDecodeError:
         return f"Binary file {change.path} differs\n"
     before = "/dev/null" if change.before is None else f"a/{change.path}"
@@ -104,6 +104,11 @@ def render(change: FileChange) -> str:
     if not lines:
         lines = [f"--- {before}\n", f"+++ {after}\n"]
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
+
+
+def _lines(data: bytes | None) -> list[str]:
+    """Split at line feeds alone, as every reader of a diff does: a form feed, say, is content."""
+    return re.findall(r"[^\n]*\n|[^\n]+", (data or b"").decode())
 
 
 def apply_patch(patch: Patch, tree: Path) -> None:

@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from engine.core.errors import RunError
 
@@ -41,12 +42,19 @@ def write_whole(path: Path, data: bytes) -> None:
     """Write `data` to `path` so that a reader, or a restart, sees the old file or the new one.
 
     Raises RunError where the disk does not take it."""
+    with writing_whole(path) as stream:
+        stream.write(data)
+
+
+@contextlib.contextmanager
+def writing_whole(path: Path) -> Iterator[BinaryIO]:
+    """The same for what is written piece by piece: `path` appears when the block ends, and not if it raises."""
     draft = draft_of(path)
     with _told(path):
         make_folder(path.parent)
         try:
             with draft.open("wb") as stream:
-                stream.write(data)
+                yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
             draft.replace(path)

@@ -23,6 +23,8 @@ OPTIONS = [(group, file.stem) for group in GROUPS for file in sorted((TREE.confi
 REQUIRED = {
     ("model", "qwen3_5_35b_a3b"): ["model.path=/models/qwen"],
     ("tasks", "harbor"): ["tasks.path=/tasks"],
+    ("tasks", "rows"): ["tasks.path=/rows", "tasks.checkouts=/clones"],
+    ("job", "convert"): ["job.path=/rows", "job.to=tasks.parquet"],
     ("scale", "node"): ["model.path=/models/qwen", "tasks.path=/tasks"],
     ("scale", "paper"): ["model.path=/models/qwen", "tasks.path=/tasks"],
 }
@@ -33,6 +35,7 @@ APART = {
     ("scale", "paper"): ["job=show"],
     ("tasks", "harbor"): ["model=tiny_qwen3_moe"],
     ("tasks", "release_pairs"): ["model=tiny_qwen3_moe"],
+    ("tasks", "rows"): ["model=tiny_qwen3_moe"],
     ("schedule", "node"): ["job=show"],
     ("model", "smollm2_135m"): [
         "proxy=short",

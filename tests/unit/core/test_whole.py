@@ -20,6 +20,7 @@ from engine.core.whole import (
     remove_drafts,
     replace_folder,
     write_whole,
+    writing_whole,
 )
 
 
@@ -95,3 +96,17 @@ def test_a_file_system_that_keeps_names_by_itself_is_taken(tmp_path: Path, monke
     error = errno.EIO
     with pytest.raises(RunError, match=r"file cannot be written: Input/output error"):
         write_whole(tmp_path / "file", b"whole")
+
+
+def test_what_is_written_piece_by_piece_appears_at_the_end_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "deep/table"
+    with writing_whole(path) as stream:
+        stream.write(b"one ")
+        stream.write(b"two")
+        assert not path.exists()
+    assert path.read_bytes() == b"one two"
+    with pytest.raises(ValueError, match="no more"), writing_whole(path) as stream:
+        stream.write(b"three")
+        raise ValueError("no more")
+    assert path.read_bytes() == b"one two"
+    assert [entry.name for entry in path.parent.iterdir()] == ["table"], "no draft is left"
