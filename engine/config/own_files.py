@@ -41,8 +41,9 @@ def _misplaced(group: str, option: str, tree: Tree) -> Iterator[ConfigError]:
     if file is None or file == files[0] or wanted is None:
         return
     package = _package(file)
-    if package is None or package.partition(".")[0] != wanted.partition(".")[0]:
-        where = f"below `{package or group}`, which nothing reads"
+    place = package or group.replace("/", ".")  # Hydra's own, where a file names none
+    if place.partition(".")[0] != wanted.partition(".")[0]:
+        where = f"below `{place}`, which nothing reads"
         problem = f"puts its keys {where}" if package else f"has no package line, so its keys lie {where}"
         way_out = f"let its first line be `# @package {wanted}`, alone"
         yield ConfigError(group, option, f"{file} {problem}", way_out)
