@@ -84,7 +84,7 @@ async def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     scratch = tmp_path_factory.mktemp("faults")
     async with shell_workshop(request.param, COMMANDS, scratch, *LIMITS) as shop:
         yield Ground(shop, request.param)
-    assert reap(None) == ()
+    assert reap(f"{scratch.name}-{request.param}") == (), "the owner that `shell_workshop` names"
 
 
 @pytest.mark.parametrize("fault", OWN)
