@@ -56,11 +56,16 @@ _EMPTIED = (
 
 
 class DebianImageStore:
-    """The ImageStore: images under `cache_dir()/images/NAME-DIGEST`, each folder being the root itself."""
+    """The ImageStore: images under `cache_dir()/images/NAME-DIGEST`, each folder being the root itself.
+
+    `folder`: another place for them; None: the cache."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
 
     def path(self, spec: ImageSpec) -> Path:
         """Folder of the image's root; `(path / ".complete")` exists once it is whole."""
-        return cache_dir() / "images" / f"{spec.name}-{digest(spec)}"
+        return (self._folder or cache_dir() / "images") / f"{spec.name}-{digest(spec)}"
 
     def has(self, spec: ImageSpec) -> bool:
         """Whether the image is built."""
