@@ -153,7 +153,7 @@ class TaskRows:
     @property
     def directory(self) -> Path:
         """Where the pool lies: named by all that decides it but the clones, which a commit's id stands for."""
-        path = Path(self.path)
+        path = _place(self.path)
         files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
         facts = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         chosen = (self.format, self.split, list(self.ids), list(self.repositories), self.limit, self.bad_rows)
@@ -164,7 +164,7 @@ class TaskRows:
         return [
             ConfigError(f"tasks.{key}", name, "there is no such file or folder", "name what is on this machine")
             for key, name in (("path", self.path), ("checkouts", self.checkouts))
-            if not Path(name).exists()
+            if not _place(name).exists()
         ]
 
     def _source(self) -> Source:
@@ -176,13 +176,13 @@ class TaskRows:
             repositories=self.repositories,
             limit=self.limit,
         )
-        return Source(Path(self.path), wanted, lambda *_: None)
+        return Source(_place(self.path), wanted, lambda *_: None)
 
     def _some(self, rows: Iterator[TaskRow], outcome: Outcome) -> list[TaskRow]:
         """The next rows, each accounted for."""
         place = Place(
             folder=self.directory / "tasks",
-            clones=Checkouts(Path(self.checkouts)),
+            clones=Checkouts(_place(self.checkouts)),
             image=self.images()[0],
             limits=Limits(**self.limits),
         )
@@ -211,3 +211,7 @@ class TaskRows:
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         write_whole(self.directory / name, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def _place(name: str) -> Path:
+    return Path(name).expanduser()

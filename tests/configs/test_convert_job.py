@@ -56,8 +56,8 @@ def test_all_of_swe_bench_lite(tmp_path: Path) -> None:
         "      0  passed over by split, ids or repositories",
         "      0  copies of an earlier row",
         "      0  bad",
-        "    300  tasks in the table",
-        "      0  of them written as task directories, which tasks=harbor runs",
+        "    300  tasks chosen",
+        "      0  of them made task directories",
         "    192  not: its tests are not named as pytest names them (django__django-10914, django__django-10924, "
         "django__django-11001, …)",
         "    108  not: no clones are named (checkouts) (astropy__astropy-12907, astropy__astropy-14182, "
@@ -110,7 +110,7 @@ def test_bad_rows_are_left_out_when_asked_and_told_all_the_same(
     assert convert(path, tmp_path / "t.parquet", bad_rows="leave_out") == 0
     told = capsys.readouterr()
     assert told.err.count(": is no diff that can be read") == 20
-    assert "     30  bad\n      1  tasks in the table\n" in told.out
+    assert "     30  bad\n      1  tasks chosen\n" in told.out
     assert "      1  copies of an earlier row\n" in told.out
     report = json.loads((tmp_path / "t.report.json").read_text())
     assert (len(report["bad"]), len(report["copies"]), report["chosen"]) == (30, 1, 1)
@@ -163,7 +163,7 @@ def test_directories_are_made_of_what_is_at_hand(tmp_path: Path, capsys: pytest.
     folder = {"checkouts": str(tmp_path / "clones"), "directories": str(tmp_path / "made")}
     assert convert(path, tmp_path / "t.parquet", **folder) == 0
     out = capsys.readouterr().out
-    assert "      1  of them written as task directories, which tasks=harbor runs\n" in out
+    assert "      1  of them made task directories\n" in out
     image = {"name": "calc", "suite": "bookworm", "packages": ["python3"], "pip": []}
     (task,) = HarborDirectory(path=str(tmp_path / "made"), validation=[], image=image).load()
     assert (task.id, task.grade_timeout_s) == ("owner__calc-1", 30.0)

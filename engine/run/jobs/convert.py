@@ -84,7 +84,7 @@ class ConvertJob:
     async def run(self, built: Built) -> int:
         """Exit code 0; the last line is the table. Raises ConfigErrors, which name file, row, id, column and value."""
         self._check()
-        _remove_drafts(Path(self.to).absolute())
+        _remove_drafts(_place(self.to).absolute())
         images = built.tasks.images()
         with make_progress(built.observe.progress_interval_s) as progress:
 
@@ -99,7 +99,7 @@ class ConvertJob:
     def _check(self) -> None:
         errors = []
         for key, name in (("to", self.to), ("directories", self.directories)):
-            if name is not None and (Path(name).exists() or Path(name).is_symlink()):
+            if name is not None and (_place(name).exists() or _place(name).is_symlink()):
                 errors.append(ConfigError(f"job.{key}", name, "is there already", "name another, or remove this one"))
         if not self.to.endswith(".parquet"):
             errors.append(ConfigError("job.to", self.to, "is no name of a parquet file", "let it end in .parquet"))
@@ -107,7 +107,7 @@ class ConvertJob:
             key, other = ("checkouts", "directories") if self.checkouts is None else ("directories", "checkouts")
             problem = f"is null, and job.{other} is not"
             errors.append(ConfigError(f"job.{key}", None, problem, "set both, or neither"))
-        if self.checkouts is not None and not Path(self.checkouts).is_dir():
+        if self.checkouts is not None and not _place(self.checkouts).is_dir():
             errors.append(ConfigError("job.checkouts", self.checkouts, "is no folder", "name the folder of git clones"))
         if errors:
             raise ConfigErrors(errors)
@@ -126,15 +126,15 @@ class ConvertJob:
             repositories=self.repositories,
             limit=self.limit,
         )
-        source, outcome = Source(Path(self.path), wanted, tell), Outcome()
+        source, outcome = Source(_place(self.path), wanted, tell), Outcome()
         with ExitStack() as held:
             place = None
             if self.directories is not None and self.checkouts is not None:
-                parent = Path(self.directories).absolute().parent
+                parent = _place(self.directories).absolute().parent
                 folder = held.enter_context(temporary_folder("convert", parent)) / "tasks"
-                clones = Checkouts(Path(self.checkouts))
+                clones = Checkouts(_place(self.checkouts))
                 place = Place(folder=folder, clones=clones, image=image, limits=Limits(**self.limits))
-            write_table(Path(self.to).absolute(), "task", map(to_plain, self._chosen(source, outcome, place)))
+            write_table(_place(self.to).absolute(), "task", map(to_plain, self._chosen(source, outcome, place)))
         for error in source.account.bad[:TOLD]:
             print(error, file=sys.stderr)
         return funnel_lines(source.account, outcome)
@@ -148,9 +148,13 @@ class ConvertJob:
         account = source.account
         account.check("job", self.path, self.bad_rows == "refuse")
         if place is not None and outcome.written:
-            move_into_place(place.folder, Path(self.directories or "").absolute())
+            move_into_place(place.folder, _place(self.directories or "").absolute())
         told = json.dumps(report(account, outcome), indent=1, ensure_ascii=False) + "\n"
-        write_whole(Path(self.to).absolute().with_suffix(".report.json"), told.encode(errors="replace"))
+        write_whole(_place(self.to).absolute().with_suffix(".report.json"), told.encode(errors="replace"))
+
+
+def _place(name: str) -> Path:
+    return Path(name).expanduser()
 
 
 def _remove_drafts(table: Path) -> None:

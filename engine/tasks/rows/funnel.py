@@ -82,8 +82,8 @@ def funnel_lines(account: Account, outcome: Outcome) -> list[str]:
         f"{account.passed_over:>7}  passed over by split, ids or repositories",
         f"{len(account.copies):>7}  copies of an earlier row",
         f"{len(account.bad):>7}  bad",
-        f"{account.chosen:>7}  tasks in the table",
-        f"{len(outcome.written):>7}  of them written as task directories, which tasks=harbor runs",
+        f"{account.chosen:>7}  tasks chosen",
+        f"{len(outcome.written):>7}  of them made task directories",
     ]
     for reason, ids in sorted(outcome.reasons.items(), key=lambda entry: -len(entry[1])):
         more = ", …" if len(ids) > _NAMED else ""

@@ -27,6 +27,11 @@ def test_each_format_is_recognised_by_its_columns(name: str) -> None:
     assert reader_of("f", list(ROWS[name]), None, "job").name == name.removesuffix("_2")
 
 
+@pytest.mark.parametrize("name", ["swe_bench", "swe_gym", "swe_rebench"])
+def test_an_image_of_its_own_makes_no_row_one_of_swe_smith(name: str) -> None:
+    assert reader_of("f", [*ROWS[name], "image_name"], None, "job").name == name, "its patch would be turned round"
+
+
 @pytest.mark.parametrize("name", list(ROWS))
 def test_what_all_formats_give(name: str) -> None:
     row = read(name)

@@ -88,7 +88,7 @@ async def test_tasks_that_hold_are_loaded_and_the_others_named(made: TaskRows) -
     tried = json.loads((made.directory / "tried.json").read_text())
     assert tried["owner__calc-1"] == ""
     assert tried["owner__calc-2"].startswith("its reference does not pass (tests/test_core.py::test_add failed)")
-    assert "tasks:       2  of them written as task directories, which tasks=harbor runs" in said
+    assert "tasks:       2  of them made task directories" in said
     assert said[-1].startswith("tasks: 1 of 2 hold; ")
 
 
