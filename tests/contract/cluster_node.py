@@ -1,8 +1,8 @@
 """A node for the small cluster: pods as real processes of this machine, containers made by bubblewrap.
 
-Each pod has a network of its own, with a cable to this machine and the rules of its network policies; each container has
-its image's root, read-only, the pod's volumes, a user without capabilities, and a control group, which is killed whole
-when its memory runs out, as kubelets have it.
+Each pod has a network of its own, with a cable to this machine and the rules of its network policies; each container
+has its image's root, read-only, the pod's volumes, a user without capabilities, and a control group, which is killed
+whole when its memory runs out, as kubelets have it.
 """
 
 import asyncio
@@ -75,6 +75,8 @@ class BubblewrapNode:
         self.images, self.keeps_policies = images, True
         self._cluster, self._folder = cluster, folder
         self._housed: dict[str, Housed] = {}
+        self._runs: dict[str, asyncio.Future[None]] = {}
+        self._ending: set[str] = set()
         self._numbers = itertools.count(os.getpid() % 100 * 100 + 2)
         mounts.mount_tmpfs(folder, 1024)
 
@@ -87,6 +89,15 @@ class BubblewrapNode:
     # ------------------------------------------------------------ a pod's life
 
     async def run(self, pod: Json) -> None:
+        done = self._runs[pod["metadata"]["name"]] = asyncio.get_running_loop().create_future()
+        try:
+            await self._run(pod)
+        except Exception as error:  # what is wrong with this node should not look like a hanging cluster
+            self._cluster.status(pod["metadata"]["name"], phase="Failed", reason="NodeBroken", message=repr(error))
+        finally:
+            done.set_result(None)
+
+    async def _run(self, pod: Json) -> None:
         name, spec = pod["metadata"]["name"], pod["spec"]
         wanted = [*spec["initContainers"], *spec["containers"]]
         references = [each["image"] for each in wanted]
@@ -98,12 +109,14 @@ class BubblewrapNode:
                 return
         housed = self._housed[name] = await self._house(pod)
         for each in wanted:
+            if name in self._ending:
+                return
             container = await self._start(pod, housed, each)
             if "startupProbe" in each:
                 while container.process.returncode is None:  # type: ignore[union-attr]
                     command = each["startupProbe"]["exec"]["command"]
                     probe = await self._enter(pod, container, command, DEVNULL)
-                    if await probe.wait() == 0:
+                    if await probe.wait() == 0 or name in self._ending:
                         break
                     await asyncio.sleep(0.05)
                 else:
@@ -131,6 +144,8 @@ class BubblewrapNode:
 
     def _tell(self, name: str) -> None:
         statuses = []
+        if name not in self._housed or name not in self._cluster.objects["pods"]:
+            return
         for container in self._housed[name].containers.values():
             if any(container.spec == each for each in self._cluster.objects["pods"][name]["spec"]["containers"]):
                 code = container.process.returncode  # type: ignore[union-attr]
@@ -141,7 +156,11 @@ class BubblewrapNode:
         self._cluster.status(name, phase="Running", containerStatuses=statuses)
 
     async def end(self, pod: Json) -> None:
-        housed = self._housed.pop(pod["metadata"]["name"], None)
+        name = pod["metadata"]["name"]
+        self._ending.add(name)
+        if name in self._runs:  # one that has begun to start a pod ends that first, as kubelets do
+            await asyncio.wait([self._runs[name]])
+        housed = self._housed.pop(name, None)
         if housed is None:
             return
         for container in housed.containers.values():
@@ -184,8 +203,10 @@ class BubblewrapNode:
                     (path / item["path"]).write_text(data[item["key"]])
         number = next(self._numbers)
         cable = f"lrt{number}"
-        network = await asyncio.create_subprocess_exec("unshare", "-n", "sleep", "infinity")
-        while os.readlink(f"/proc/{network.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+        network = await asyncio.create_subprocess_exec(
+            "unshare", "-n", "sleep", "infinity", stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL
+        )
+        while Path(f"/proc/{network.pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink():
             await asyncio.sleep(0.005)
         own = f"10.213.{number >> 8 & 255}.{number & 255}"
         inside = ("nsenter", f"--net=/proc/{network.pid}/ns/net")
@@ -212,15 +233,16 @@ class BubblewrapNode:
         back = "ct state established accept"
         rules = "\n".join(["oifname lo accept", *allowed])
         return (
-            "table inet policy {\n"
-            f"chain out {{ type filter hook output priority 0; policy drop; {rules}\n}}\n"
-            f"chain in {{ type filter hook input priority 0; policy drop; iifname lo accept; {back}\n}}\n}}\n"
+            "table inet kube {\n"
+            f"chain outgoing {{ type filter hook output priority 0; policy drop; {rules}\n}}\n"
+            f"chain incoming {{ type filter hook input priority 0; policy drop; iifname lo accept; {back}\n}}\n}}\n"
         )
 
     async def _start(self, pod: Json, housed: Housed, spec: Json) -> Container:
         root = housed.folder / spec["name"]
         for name in ("upper", "work", "root"):
             (root / name).mkdir(parents=True)
+            (root / name).chmod(0o755)
         (root / "lower").symlink_to(self.images[spec["image"]])
         await asyncio.to_thread(mounts.mount_overlay, root, lower="lower", upper="upper", work="work", target="root")
         cgroup = Cgroup.plan(f"{pod['metadata']['name']}-{spec['name']}")
@@ -260,6 +282,7 @@ class BubblewrapNode:
                 path = self.images[volume["image"]["reference"]]
             path = path / mount.get("subPath", "")
             assert path.exists(), f"{mount['name']}: a kubelet would make {path} as root"
+            _make_place(container.root / "root", mount["mountPath"], path.is_dir())
             options += ["--ro-bind" if mount.get("readOnly") else "--bind", str(path), mount["mountPath"]]
         return [*options, "--remount-ro", "/", "--chdir", "/", "--"]
 
@@ -310,6 +333,15 @@ async def _feed(given: WebSocket, stdin: asyncio.StreamWriter) -> None:
 async def _pass(stream: asyncio.StreamReader, given: WebSocket, channel: bytes) -> None:
     while chunk := await stream.read(1 << 15):
         await given.send_bytes(channel + chunk)
+
+
+def _make_place(root: Path, target: str, folder: bool) -> None:
+    """Where something is mounted, for bubblewrap would let nobody but root through it."""
+    for name in Path(target).parts[1:] if folder else Path(target).parts[1:-1]:
+        root = root / name
+        if not root.is_dir():
+            root.mkdir()
+            root.chmod(0o755)
 
 
 def _executes(pid: int, program: str) -> bool:

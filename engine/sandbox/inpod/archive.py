@@ -6,6 +6,7 @@ folder: names without `..`, folders and files first, links last, so that none is
 """
 
 import contextlib
+import gzip
 import os
 import stat
 import tarfile
@@ -24,7 +25,10 @@ _CHUNK = 1 << 20
 
 def pack(folder: int, stream: IO[bytes]) -> None:
     """Write an open folder's contents to `stream`."""
-    with tarfile.open(fileobj=stream, mode="w|gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
+    with (
+        gzip.GzipFile(fileobj=stream, mode="wb", compresslevel=1, filename="", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+    ):
         _Packing(tar).folder(folder, "")
 
 
