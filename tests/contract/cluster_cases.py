@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from cluster_api import Cluster
 from sandbox_cases import task_image
 
@@ -70,13 +69,3 @@ class OneImage:
 
     async def build(self, spec: object, say: object) -> Path:
         return self.root
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """An image as the cache has it, with nothing in it."""
-    made = tmp_path / "task-0123456789ab"
-    (made / "etc").mkdir(parents=True)
-    (made / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
-    (made / ".complete").touch()
-    return made
