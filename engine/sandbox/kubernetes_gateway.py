@@ -101,6 +101,8 @@ class RelayGateway:
             self._forget(relay, port, listener)
             if isinstance(error, TimeoutError):
                 raise SandboxError(f"the relay of {relay.name} does not answer") from error
+            if isinstance(error, OSError):  # a path that is too long for a socket, for example
+                raise SandboxError(f"cannot listen for {relay.name} at {path}: {error}") from error
             raise
         finally:
             relay.answers.pop(port, None)
