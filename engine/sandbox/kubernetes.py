@@ -10,10 +10,10 @@ Refuses a cluster that does not know image volumes and sidecars, or does not adm
 import asyncio
 import hashlib
 import importlib.util
+import ipaddress
 import platform
 import secrets
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from engine.core.specs import Capabilities, ImageSpec, SandboxSpec
 from engine.core.threads import to_the_end
 from engine.sandbox import kubernetes_access as access
 from engine.sandbox import kubernetes_manifests as manifests
-from engine.sandbox.inpod import ENTRY, MODULES
 from engine.sandbox.kubernetes_api import MISSING, Api, ApiError
+from engine.sandbox.kubernetes_code import code, reference
 from engine.sandbox.kubernetes_gateway import RelayGateway
-from engine.sandbox.kubernetes_inside import USER, KubernetesSandbox, Parts
+from engine.sandbox.kubernetes_inside import KubernetesSandbox, Parts
 from engine.sandbox.kubernetes_pods import Pods
 from engine.sandbox.kubernetes_sessions import LiveSession, reap
 from engine.sandbox.seccomp import supported
@@ -118,6 +118,11 @@ class KubernetesRuntime:
         if not supported():
             problem = "no system-call filter for this machine type"
             found.append(ConfigError(_KEY, self.label, problem, "use x86-64 or AArch64"))
+        try:
+            ipaddress.ip_address(self._settings["host"])
+        except ValueError:
+            problem = "is no address, and pods cannot look names up"
+            found.append(ConfigError("sandbox.gateway.host", self._settings["host"], problem, "give an IP address"))
         if self._shape.storage == "volume" and not self.disk_mb:
             found.append(ConfigError("sandbox.disk_mb", 0, "a volume of its own needs a size", "set it"))
         return found
@@ -342,32 +347,6 @@ class _Running:
         except ApiError as error:
             return error.status != MISSING
         return True
-
-
-def reference(registry: str, image: Path) -> str:
-    """Where a built image or runtime lies in the registry: its folder is named NAME-DIGEST."""
-    name, _, digest = image.name.rpartition("-")
-    return f"{registry}/{name}:{digest}"
-
-
-def code(image: Path, uid: int) -> tuple[dict[str, str], dict[str, str]]:
-    """What a ConfigMap holds, by key, and where each key lies in the pod. Raises SandboxError."""
-    contents = {"pod.py": ENTRY}
-    files = {"pod.py": "pod.py", "passwd": "passwd", "group": "group"}
-    for module in MODULES:
-        key = module.replace("/", ".")
-        package, _, name = module.rpartition("/")
-        contents[key] = (resources.files(package.replace("/", ".")) / name).read_text(encoding="utf-8")
-        files[key] = module
-    for name, line in (
-        ("passwd", f"{USER}:x:{uid}:{uid}::{manifests.HOME}:/bin/sh\n"),
-        ("group", f"{USER}:x:{uid}:\n"),
-    ):
-        path = image / "etc" / name
-        if path.is_symlink() or path.parent.is_symlink():
-            raise SandboxError(f"/etc/{name} of the image is a link")
-        contents[name] = (path.read_text() if path.exists() else "") + line
-    return contents, files
 
 
 async def _check_version(api: Api) -> None:

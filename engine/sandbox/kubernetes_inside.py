@@ -27,11 +27,10 @@ from engine.sandbox.inpod import archive
 from engine.sandbox.kubernetes_api import Api
 from engine.sandbox.kubernetes_exec import Cut, Ended, Execution, start
 from engine.sandbox.kubernetes_gateway import RelayGateway
-from engine.sandbox.kubernetes_manifests import HOME, OWN_INTERPRETER
+from engine.sandbox.kubernetes_manifests import HOME, OWN_INTERPRETER, USER
 from engine.sandbox.kubernetes_pods import Pods
 
 _log = logging.getLogger(__name__)
-USER = "agent"
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _GRACE_S = 30.0
 """How much later than the pod's own process this one gives a command up."""

@@ -31,7 +31,7 @@ MANAGED = {"app.kubernetes.io/managed-by": "lego-rl"}
 CODE, TOOLS, ROOM, SIGNAL, STAGE = "/.lego/code", "/.lego/tools", "/room", "/.lego/signal", "/stage"
 """Folders in the containers: code; a Python of our own; the room; what tells process 1 to end; uploads on the way."""
 IMAGES, DELIVERED = "/images", "/delivered"
-HOME = "/home/agent"
+USER, HOME = "agent", "/home/agent"
 _LOADERS = {
     "x86_64": ("amd64", "x86_64-linux-gnu", "ld-linux-x86-64.so.2"),
     "aarch64": ("arm64", "aarch64-linux-gnu", "ld-linux-aarch64.so.1"),

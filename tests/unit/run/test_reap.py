@@ -150,3 +150,29 @@ async def test_what_stays_in_a_folder_is_not_said_to_be_removed(
     with pytest.raises(RunError, match=f"{dead.scratch} \\(something in it stays\\)"):
         await ReapJob().run(built)
     assert "removed" not in capsys.readouterr().out
+
+
+class ElsewhereRuntime:
+    """As much of a runtime as is asked: its sandboxes lie on other machines."""
+
+    capabilities = None
+
+    def __init__(self, names: list[str], problems: list[str]) -> None:
+        self._answer = names, problems
+
+    async def reap(self) -> tuple[list[str], list[str]]:
+        return self._answer
+
+    problems = prepare = start = create = stop = reap
+
+
+async def test_what_lies_on_other_machines_is_removed_by_its_runtime(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built: Any = SimpleNamespace(sandbox=ElsewhereRuntime(["far"], []), directory=tmp_path / "runs/mine")
+    assert await ReapJob().run(built) == 0
+    assert capsys.readouterr().out == "removed sandbox far\n"
+    built.sandbox = ElsewhereRuntime(["far"], ["pod near is not gone yet"])
+    with pytest.raises(RunError, match="not removed: pod near is not gone yet"):
+        await ReapJob().run(built)
+    assert capsys.readouterr().out == "removed sandbox far\n"

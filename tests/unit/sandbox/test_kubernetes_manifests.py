@@ -11,7 +11,7 @@ from engine.core.errors import SandboxError
 from engine.core.specs import ImageSpec, SandboxSpec
 from engine.sandbox import kubernetes_manifests as manifests
 from engine.sandbox.inpod import ENTRY, MODULES
-from engine.sandbox.kubernetes import code, reference
+from engine.sandbox.kubernetes_code import code, reference
 
 VERSIONS = ("1.33.0", "1.35.0", kubernetes_validate.latest_version())
 SESSION = manifests.Session(owner="openhands_gspo/ab", name="lego-rl-openhands-gspo-ab-0011223344")
