@@ -51,9 +51,19 @@ def main(arguments: Sequence[str]) -> None:
         relay.main(SIGNAL / "ready")
     elif role == "deliver":
         for image in sorted(Path("/images").iterdir()):
-            shutil.copytree(image, Path("/delivered") / image.name, symlinks=True)
+            deliver(image, Path("/delivered") / image.name)
     else:
         sys.exit(f"unknown role {role}")
+
+
+def deliver(image: Path, target: Path) -> None:
+    """Copy an image as its owner without capabilities; what that may not read, the agent's user may not either."""
+    try:
+        shutil.copytree(image, target, symlinks=True)
+    except shutil.Error as error:
+        left = [f"{source}: {why}" for source, _, why in error.args[0] if "Permission denied" not in str(why)]
+        if left:
+            sys.exit(f"{len(left)} files of an image cannot be copied, the first is {left[0]}")
 
 
 def close_to_neighbours() -> None:
