@@ -62,6 +62,9 @@ class Kept:
 
 
 def main() -> None:
+    with contextlib.suppress(OSError):  # before it closes: after that its own settings are out of its reach too
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+    close_to_neighbours()
     with os.fdopen(os.dup(0), "rb", buffering=0) as given:
         request = json.loads(_line(given))
         contents = _exactly(given, request["stdin"])
@@ -86,20 +89,12 @@ def main() -> None:
 
 
 def _start(request: dict[str, Any], contents: bytes, out: int, err: int) -> int:
-    """Fork the command; it begins when nobody can look into this process any more."""
-    gate, opens = os.pipe()
+    """Fork the command, which is as closed as this process until it executes."""
     child = os.fork()
     if child == 0:
-        os.close(opens)
         for number, descriptor in enumerate((_source(contents), out, err)):
             os.dup2(descriptor, number)
-        with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
-        os.read(gate, 1)
         enter.become({**request, "groups": [], "seccomp": seccomp.program().hex()}, enter.execute)
-    close_to_neighbours()
-    os.close(gate)
-    os.close(opens)
     return child
 
 
