@@ -23,7 +23,17 @@ from engine.core.records import (
     Trial,
     Verdict,
 )
-from engine.core.specs import Endpoint, ExecResult, ImageSpec, Launch, ModelInfo, Mount, SandboxSpec, WarmStart
+from engine.core.specs import (
+    Capabilities,
+    Endpoint,
+    ExecResult,
+    ImageSpec,
+    Launch,
+    ModelInfo,
+    Mount,
+    SandboxSpec,
+    WarmStart,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,6 +126,11 @@ class Sandbox(Protocol):
 class SandboxRuntime(Preparable, Protocol):
     """Makes sandboxes."""
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """What its sandboxes can do, known without anything being started."""
+        ...
+
     async def start(self, images: ImageStore, owner: str) -> None:
         """`owner` names the run: everything that is started carries it, so that it can be reaped."""
         ...
@@ -123,6 +138,15 @@ class SandboxRuntime(Preparable, Protocol):
     async def create(self, spec: SandboxSpec) -> Sandbox: ...
 
     async def stop(self) -> None: ...
+
+
+@runtime_checkable
+class RemoteRuntime(SandboxRuntime, Protocol):
+    """A runtime whose sandboxes lie on other machines, so that this one's ledger knows nothing of them."""
+
+    async def reap(self) -> tuple[list[str], list[str]]:
+        """Remove what dead runs left there; names, and what could not be removed and why. Needs no start."""
+        ...
 
 
 HoldBack = Literal["none", "tool_call", "turn"]

@@ -74,6 +74,19 @@ class SandboxSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a runtime of sandboxes can do as it is configured; compared with what a run asks for before it starts."""
+
+    warm_start: bool
+    """Processes can be forked into its sandboxes from warm ones."""
+    process_limit: bool
+    """`SandboxSpec.pids` is kept for each sandbox by itself."""
+    disk_limit: bool
+    """Who writes more than `SandboxSpec.disk_mb` is refused, and the sandbox goes on. Where it is ended instead, an
+    agent could have its trial excluded by filling the disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExecResult:
     """A finished command in a sandbox."""
 

@@ -17,6 +17,7 @@ from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.specs import ImageSpec, ModelInfo
 from engine.core.threads import to_the_end
 from engine.run import warm_start
+from engine.run.capabilities import unmet
 from engine.run.keeper import EngineKeeper
 from engine.run.trial import Workshop
 from engine.sandbox.images import DebianImageStore
@@ -50,7 +51,7 @@ def check_machine(built: Built, images: ImageStore, *, model: bool = True) -> No
 
     `model=False` leaves the model out, where it is about to be made."""
     asked = warm_start.bind(built) and model
-    errors: list[ConfigError] = []
+    errors: list[ConfigError] = unmet(built)
     for component in (built.sandbox, built.inference, *((built.model,) if asked else ()), built.tasks):
         errors += component.problems()
     if built.compute.device == "cuda" and not any(any(Path("/dev").glob(pattern)) for pattern in _GPUS):
@@ -65,7 +66,7 @@ def check_machine(built: Built, images: ImageStore, *, model: bool = True) -> No
 
 def check_grading(built: Built, images: ImageStore) -> None:
     """The same of what grading alone needs: sandboxes, tasks, the toolchain."""
-    errors = [*built.sandbox.problems(), *built.tasks.problems(), *_unbuilt(built, images)]
+    errors = [*unmet(built), *built.sandbox.problems(), *built.tasks.problems(), *_unbuilt(built, images)]
     if errors:
         raise ConfigErrors(errors)
 

@@ -64,14 +64,14 @@ def _run(request: dict, act: Callable[[dict], int]) -> int:  # type: ignore[type
         _check(_libc.setns(namespace, 0), "setns")
     child = os.fork()
     if child == 0:
-        _become(request, act)
+        become(request, act)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
-def _become(request: dict, act: Callable[[dict], int]) -> None:  # type: ignore[type-arg]
-    """In the child: never returns."""
+def become(request: dict, act: Callable[[dict], int]) -> None:  # type: ignore[type-arg]
+    """In the child, which joins groups, gives up every right and acts: never returns."""
     code = _NOT_EXECUTABLE
     try:
         # Membership first, the new session second: until then the caller reaches this process by its group, from

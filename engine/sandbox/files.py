@@ -125,6 +125,11 @@ def download(root: Path, source: str, target: Path) -> None:
         os.close(inner)
 
 
+def open_folder(root: Path, path: str) -> int:
+    """Open a sandbox folder, following nothing; the caller closes the descriptor. Raises SandboxError."""
+    return _descend(root, parts(path), path, create=None)
+
+
 def _descend(root: Path, names: tuple[str, ...], path: str, create: Owner | None) -> int:
     """Open a folder below `root`, following nothing; the caller closes the descriptor."""
     folder = os.open(root, _FOLDER)

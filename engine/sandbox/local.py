@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from engine.core.contracts import ImageStore, Say
 from engine.core.errors import ConfigError, SandboxError
-from engine.core.specs import SandboxSpec
+from engine.core.specs import Capabilities, SandboxSpec
 from engine.core.threads import in_thread
 from engine.sandbox import cgroups, files, seccomp
 from engine.sandbox.inside import ContainedSandbox
@@ -46,6 +46,8 @@ class LocalRuntime(abc.ABC):
     """Name of the runtime in records and messages."""
     tools: tuple[tuple[str, str], ...]
     """Programs that it needs, each with its Debian package."""
+    capabilities = Capabilities(warm_start=True, process_limit=True, disk_limit=True)
+    """Where this machine cannot keep a limit, `problems` says so."""
 
     def __init__(self, settings: Settings, *, disk_mb: int, pids: int) -> None:
         self.disk_mb, self.pids = disk_mb, pids

@@ -11,6 +11,7 @@ from engine.core.paths import cache_dir
 from engine.core.together import side_by_side
 from engine.observe.progress import ProgressView, make_progress
 from engine.run import warm_start
+from engine.run.capabilities import unmet
 from engine.run.drain import ended_by_its_words
 from engine.run.workbench import check_machine, images_needed
 from engine.sandbox.images import DebianImageStore
@@ -22,6 +23,8 @@ class PrepareJob:
     async def run(self, built: Built) -> int:
         """Exit code 0 when the same configuration can run afterwards."""
         _check_cache()
+        if problems := unmet(built):
+            raise ConfigErrors(problems)
         images = DebianImageStore()
         with make_progress(built.observe.progress_interval_s) as progress:
             progress.phase("preparing sandboxes", 0, 0, "")

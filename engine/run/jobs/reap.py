@@ -1,7 +1,8 @@
 """`job=reap`: removes what a `kill -9` left behind, of any run of this user on this machine.
 
 Sandboxes with their mounts, containers and services, temporary folders, half-made downloads and images in the cache,
-scratch folders and half-written files of the runs under `run.root`. Whatever has a living process is left alone:
+scratch folders and half-written files of the runs under `run.root`; with a runtime whose sandboxes lie elsewhere
+(`sandbox=kubernetes`) also what is left there. Whatever has a living process is left alone:
 liveness is a lock that the kernel drops with the process. What cannot be removed, or claimed, keeps nothing else from
 being removed, and is named at the end. Every job does this for what is its own; this one does it for
 all, at once. Processes are not its concern: each ends with the one that started it (`core/supervise.py`).
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from engine.config.built import Built
+from engine.core.contracts import RemoteRuntime
 from engine.core.errors import RunError
 from engine.core.paths import cache_dir
 from engine.core.temporary import remove_abandoned
@@ -37,6 +39,10 @@ class ReapJob:
     async def run(self, built: Built) -> int:
         """Exit code 0 when nothing is left. Raises RunError naming what could not be removed, after the rest is."""
         removed, problems = await asyncio.to_thread(_reap, built.directory.parent)
+        if isinstance(built.sandbox, RemoteRuntime):
+            names, stays = await built.sandbox.reap()
+            removed += [f"sandbox {name}" for name in names]
+            problems += stays
         for line in removed:
             print(f"removed {line}")
         if problems:

@@ -72,7 +72,7 @@ async def test_what_is_dead_goes_and_what_lives_stays(
     for draft in (half, others, old, young):
         draft.touch()
     os.utime(old, (0, 0))
-    built: Any = SimpleNamespace(directory=tmp_path / "runs/mine")
+    built: Any = SimpleNamespace(sandbox=None, directory=tmp_path / "runs/mine")
     with claim(living):
         assert await ReapJob().run(built) == 0
     told = capsys.readouterr().out
@@ -113,7 +113,7 @@ async def test_what_cannot_be_removed_is_named_at_the_end_and_stops_nothing(
     monkeypatch.setattr(reap.ledger, "dismantle", stuck)
     monkeypatch.setattr(reap, "claim", some)
     monkeypatch.setattr(temporary, "_remove", unless)
-    built: Any = SimpleNamespace(directory=tmp_path / "runs/mine")
+    built: Any = SimpleNamespace(sandbox=None, directory=tmp_path / "runs/mine")
     with pytest.raises(RunError) as raised:
         await ReapJob().run(built)
     assert raised.value.exit_code == 3
@@ -134,7 +134,7 @@ async def test_a_session_that_cannot_be_claimed_keeps_no_other_sandbox_from_goin
     (session,) = (cache / "sandboxes").glob("*/*")
     other = session.with_name("other")
     (other / "lock").mkdir(parents=True)  # as good as one that may not be opened
-    built: Any = SimpleNamespace(directory=tmp_path / "runs/mine")
+    built: Any = SimpleNamespace(sandbox=None, directory=tmp_path / "runs/mine")
     with pytest.raises(RunError, match=f"{other} "):
         await ReapJob().run(built)
     assert "removed sandbox " in capsys.readouterr().out
@@ -146,7 +146,33 @@ async def test_what_stays_in_a_folder_is_not_said_to_be_removed(
 ) -> None:
     dead = a_run(tmp_path / "runs", "dead")
     monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors=False: None)
-    built: Any = SimpleNamespace(directory=tmp_path / "runs/mine")
+    built: Any = SimpleNamespace(sandbox=None, directory=tmp_path / "runs/mine")
     with pytest.raises(RunError, match=f"{dead.scratch} \\(something in it stays\\)"):
         await ReapJob().run(built)
     assert "removed" not in capsys.readouterr().out
+
+
+class ElsewhereRuntime:
+    """As much of a runtime as is asked: its sandboxes lie on other machines."""
+
+    capabilities = None
+
+    def __init__(self, names: list[str], problems: list[str]) -> None:
+        self._answer = names, problems
+
+    async def reap(self) -> tuple[list[str], list[str]]:
+        return self._answer
+
+    problems = prepare = start = create = stop = reap
+
+
+async def test_what_lies_on_other_machines_is_removed_by_its_runtime(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built: Any = SimpleNamespace(sandbox=ElsewhereRuntime(["far"], []), directory=tmp_path / "runs/mine")
+    assert await ReapJob().run(built) == 0
+    assert capsys.readouterr().out == "removed sandbox far\n"
+    built.sandbox = ElsewhereRuntime(["far"], ["pod near is not gone yet"])
+    with pytest.raises(RunError, match="not removed: pod near is not gone yet"):
+        await ReapJob().run(built)
+    assert capsys.readouterr().out == "removed sandbox far\n"

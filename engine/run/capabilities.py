@@ -1,0 +1,60 @@
+"""What a run asks of its sandboxes, compared with what their runtime says of itself, before anything starts.
+
+Invariant: reads the configuration and the runtime's `Capabilities` alone. What a runtime lacks is refused where it is
+asked for, never left out in silence: a limit that is not kept lets one trial disturb or exclude others.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from engine.config.built import Built
+from engine.core.errors import ConfigError
+
+
+def unmet(built: Built) -> list[ConfigError]:
+    """What the runtime cannot do and the configuration asks for; empty when all can be had."""
+    able, config = built.sandbox.capabilities, built.config
+    found: list[ConfigError] = []
+    if not able.warm_start:
+        found += _warm_starts(config)
+    if _of(config, "sandbox").get("require_limits", True):
+        if not able.process_limit:
+            found += _limits(config, "pids", "processes of a sandbox are not counted by themselves", _COUNT)
+        if not able.disk_limit:
+            found += _limits(config, "disk_mb", "who fills the disk is evicted, and its trial excluded", _MEASURE)
+    return [*found, *_deadlines(config)]
+
+
+_COUNT = "set sandbox.user_namespaces=true, or sandbox.require_limits=false where the kubelet's podPidsLimit will do"
+_MEASURE = "set sandbox.storage to tmpfs or volume, or sandbox.require_limits=false"
+
+
+def _warm_starts(config: Mapping[str, Any]) -> Iterator[ConfigError]:
+    places = {"verify": _of(config, "verify")}
+    places |= {f"harnesses.{name}": harness for name, harness in config["harnesses"].items()}
+    for key, settings in places.items():
+        if settings.get("start") == "warm":
+            problem = f"no process can be forked into a sandbox of {_of(config, 'sandbox')['_target_']}"
+            yield ConfigError(f"{key}.start", "warm", problem, f"set {key}.start=cold")
+
+
+def _limits(config: Mapping[str, Any], name: str, problem: str, way_out: str) -> Iterator[ConfigError]:
+    for group in ("sandbox", "verify"):
+        value = _of(config, group).get(name)
+        if value:
+            yield ConfigError(f"{group}.{name}", value, problem, way_out)
+
+
+def _deadlines(config: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """A sandbox that ends by itself must not do so while its agent or its grader may still work."""
+    deadline = _of(config, "sandbox").get("deadline_s")
+    for name in ("agent_timeout_s", "grade_timeout_s"):
+        wanted = _of(config, "tasks").get(name)
+        if deadline is not None and wanted is not None and deadline <= wanted:
+            problem = f"sandboxes would end before tasks.{name}={wanted} is over"
+            yield ConfigError("sandbox.deadline_s", deadline, problem, f"set it to more than {wanted}, setup included")
+
+
+def _of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+    found = config.get(group)
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,26 @@
+"""What runs in a pod's containers, by the Python of an image of ours: standard library only, and the few modules of
+the project that `MODULES` names. It reaches the pod as a ConfigMap."""
+
+MODULES = (
+    "engine/__init__.py",
+    "engine/core/__init__.py",
+    "engine/core/credentials.py",
+    "engine/core/errors.py",
+    "engine/sandbox/__init__.py",
+    "engine/sandbox/enter.py",
+    "engine/sandbox/files.py",
+    "engine/sandbox/seccomp.py",
+    "engine/sandbox/inpod/__init__.py",
+    "engine/sandbox/inpod/archive.py",
+    "engine/sandbox/inpod/command.py",
+    "engine/sandbox/inpod/keeper.py",
+    "engine/sandbox/inpod/main.py",
+    "engine/sandbox/inpod/relay.py",
+)
+ENTRY = """\
+import sys
+sys.path.insert(0, "/.lego/code")
+from engine.sandbox.inpod.main import main
+main(sys.argv[1:])
+"""
+"""The script that the containers start: they take no module from where it lies by themselves (`-I`)."""

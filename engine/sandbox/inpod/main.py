@@ -1,0 +1,103 @@
+"""The roles that a pod's processes play: `pod.py ROLE …`.
+
+    init     process 1 of the task's container: waits, reaps, and ends when the keeper says so
+    run      one command in the task's container (see command)
+    sweep    kills every other process of the task's container
+    wait     process 1 of the keeper
+    keep     one operation on files, in the keeper (see keeper)
+    relay    the relay (see relay)
+    deliver  copies images to where they can be executed
+
+Invariant: nothing here imports or executes anything that lies in the room or in the task's image.
+"""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SIGNAL = Path("/.lego/signal")
+"""Written by keeper and relay, read by the task's container."""
+_PR_SET_DUMPABLE = 4
+_COUNTED = 100
+"""The exit code of process 1 tells how many processes it took along, up to this."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    role, rest = arguments[0], arguments[1:]
+    if role == "init":
+        init(SIGNAL / "end")
+    elif role == "wait":
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        while True:
+            signal.pause()
+    elif role == "run":
+        from engine.sandbox.inpod import command
+
+        command.main()
+    elif role == "sweep":
+        sweep()
+    elif role == "keep":
+        from engine.sandbox.inpod import keeper
+
+        keeper.main(rest[0])
+    elif role == "relay":
+        from engine.sandbox.inpod import relay
+
+        relay.main(SIGNAL / "ready")
+    elif role == "deliver":
+        for image in sorted(Path("/images").iterdir()):
+            deliver(image, Path("/delivered") / image.name)
+    else:
+        sys.exit(f"unknown role {role}")
+
+
+def deliver(image: Path, target: Path) -> None:
+    """Copy an image as its owner without capabilities; what that may not read, the agent's user may not either."""
+    try:
+        shutil.copytree(image, target, symlinks=True)
+    except shutil.Error as error:
+        left = [f"{source}: {why}" for source, _, why in error.args[0] if "Permission denied" not in str(why)]
+        if left:
+            sys.exit(f"{len(left)} files of an image cannot be copied, the first is {left[0]}")
+
+
+def close_to_neighbours() -> None:
+    """Processes of the same user can neither trace this one nor look into its memory and descriptors any more."""
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def init(end: Path) -> None:
+    """The kernel hands no signal to process 1 from within that it does not ask for, so it asks for none: Python's own
+    handler of interrupts goes. With process 1 all others of the container end at once."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    close_to_neighbours()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    while not end.exists():
+        signal.sigtimedwait({signal.SIGCHLD}, 0.05)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+    os._exit(min(len(others()), _COUNTED))
+
+
+def sweep() -> None:
+    """Kill until nothing is left but process 1; which is safe against whatever the user sends."""
+    while others():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+
+
+def others() -> list[int]:
+    """Living processes of the container but process 1 and this one."""
+    found = []
+    for entry in os.listdir("/proc"):  # noqa: PTH208
+        if entry.isdigit() and int(entry) not in (1, os.getpid()):
+            with contextlib.suppress(OSError):
+                state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
+                found += [int(entry)] if state not in "ZX" else []
+    return found

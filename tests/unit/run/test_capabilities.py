@@ -1,0 +1,72 @@
+"""What a run asks of sandboxes that cannot do it is refused with key, value and way out, before anything starts."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.core.errors import ConfigErrors
+from engine.core.specs import Capabilities
+from engine.run.capabilities import unmet
+from engine.run.jobs import prepare
+from engine.run.workbench import check_grading, check_machine
+from engine.sandbox.bubblewrap import BubblewrapRuntime
+from engine.sandbox.podman import PodmanRuntime
+
+ALL = Capabilities(warm_start=True, process_limit=True, disk_limit=True)
+NONE = Capabilities(warm_start=False, process_limit=False, disk_limit=False)
+
+
+def built(able: Capabilities, **changes: Any) -> Any:
+    config: dict[str, Any] = {
+        "sandbox": {"_target_": "some.Runtime", "pids": 512, "disk_mb": 4096},
+        "verify": {"start": "warm", "pids": 256, "disk_mb": 0},
+        "harnesses": {"openhands": {"start": "warm"}, "codex": {}, "mini": {"start": "cold"}},
+        "tasks": {"agent_timeout_s": 900, "grade_timeout_s": 120},
+    }
+    for key, value in changes.items():
+        group, _, name = key.partition("__")
+        config[group][name] = value
+    return SimpleNamespace(sandbox=SimpleNamespace(capabilities=able), config=config)
+
+
+def test_a_runtime_that_can_do_all_is_asked_for_nothing() -> None:
+    assert unmet(built(ALL)) == []
+    for runtime in (BubblewrapRuntime, PodmanRuntime):
+        assert runtime.capabilities == ALL
+
+
+def test_everything_that_is_lacking_is_named_where_it_is_asked_for() -> None:
+    found = {error.key: (error.value, error.way_out) for error in unmet(built(NONE))}
+    assert found["verify.start"] == ("warm", "set verify.start=cold")
+    assert found["harnesses.openhands.start"] == ("warm", "set harnesses.openhands.start=cold")
+    assert found["sandbox.pids"][0] == 512 and "sandbox.user_namespaces=true" in found["sandbox.pids"][1]
+    assert found["sandbox.disk_mb"][0] == 4096 and "tmpfs or volume" in found["sandbox.disk_mb"][1]
+    assert set(found) == {
+        "verify.start", "harnesses.openhands.start", "sandbox.pids", "verify.pids", "sandbox.disk_mb"}  # fmt: skip
+
+
+def test_limits_may_be_done_without_on_purpose_and_warm_starts_may_not() -> None:
+    keys = [error.key for error in unmet(built(NONE, sandbox__require_limits=False))]
+    assert keys == ["verify.start", "harnesses.openhands.start"]
+
+
+def test_a_sandbox_does_not_end_before_its_agent_may() -> None:
+    assert unmet(built(ALL, sandbox__deadline_s=901)) == []
+    (error,) = unmet(built(ALL, sandbox__deadline_s=900))
+    assert error.key == "sandbox.deadline_s" and "tasks.agent_timeout_s=900" in str(error)
+
+
+async def test_nothing_starts_before_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = built(NONE)
+    ready: Any = SimpleNamespace(problems=list)
+    asked.sandbox.problems = list
+    asked.inference = asked.model = asked.tasks = ready
+    asked.harnesses, asked.compute = {}, SimpleNamespace(device="cpu")
+    monkeypatch.setattr("engine.run.workbench._unbuilt", lambda *_: [])
+    monkeypatch.setattr("engine.run.workbench.warm_start.bind", lambda _: True)
+    for check in (check_machine, check_grading):
+        with pytest.raises(ConfigErrors, match=r"verify\.start='warm'"):
+            check(asked, ready)
+    with pytest.raises(ConfigErrors, match=r"verify\.start='warm'"):  # nor is anything built
+        await prepare.PrepareJob().run(asked)
