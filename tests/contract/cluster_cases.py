@@ -6,8 +6,8 @@ from cluster_api import Cluster
 from sandbox_cases import task_image
 
 from engine.core.contracts import ImageStore
-from engine.sandbox.kubernetes import KubernetesRuntime
-from engine.sandbox.kubernetes_code import reference
+from engine.sandbox.kubernetes.code import reference
+from engine.sandbox.kubernetes.runtime import KubernetesRuntime
 
 REGISTRY = "registry.test/lego"
 TOOLS = f"{REGISTRY}/tools:1"

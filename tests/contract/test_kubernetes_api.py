@@ -16,13 +16,16 @@ from sandbox_cases import WORKDIR, shell, specification
 from starlette.websockets import WebSocket
 
 from engine.core.errors import SandboxError
-from engine.sandbox import kubernetes_access, kubernetes_api, kubernetes_inside, kubernetes_sessions
-from engine.sandbox.kubernetes import KubernetesRuntime
-from engine.sandbox.kubernetes_api import Api, ApiError
-from engine.sandbox.kubernetes_exec import Cut, start
-from engine.sandbox.kubernetes_inside import KubernetesSandbox
-from engine.sandbox.kubernetes_manifests import MANAGED, PREFIX
-from engine.sandbox.kubernetes_pods import Pods
+from engine.sandbox.kubernetes import access as kubernetes_access
+from engine.sandbox.kubernetes import api as kubernetes_api
+from engine.sandbox.kubernetes import inside as kubernetes_inside
+from engine.sandbox.kubernetes import sessions as kubernetes_sessions
+from engine.sandbox.kubernetes.api import Api, ApiError
+from engine.sandbox.kubernetes.exec import Cut, start
+from engine.sandbox.kubernetes.inside import KubernetesSandbox
+from engine.sandbox.kubernetes.manifests import MANAGED, PREFIX
+from engine.sandbox.kubernetes.pods import Pods
+from engine.sandbox.kubernetes.runtime import KubernetesRuntime
 
 PODS = "/api/v1/namespaces/lego/pods"
 RUNNING = {"state": {"running": {}}}
@@ -198,7 +201,7 @@ async def test_a_server_that_is_gone_is_told_with_its_address(
 
 @pytest.fixture
 async def pods(api: Api, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pods]:
-    monkeypatch.setattr("engine.sandbox.kubernetes_pods._PAUSE_S", 0.01)
+    monkeypatch.setattr("engine.sandbox.kubernetes.pods._PAUSE_S", 0.01)
     made = Pods(api, PODS, "session=s")
     for name in ("one", "two"):
         made.expect(name)

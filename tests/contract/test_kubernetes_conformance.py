@@ -43,8 +43,8 @@ from test_sandbox_endings import (  # noqa: F401
 from engine.core.errors import SandboxError
 from engine.core.specs import Mount
 from engine.sandbox.images import DebianImageStore
-from engine.sandbox.kubernetes import KubernetesRuntime
-from engine.sandbox.kubernetes_inside import KubernetesSandbox
+from engine.sandbox.kubernetes.inside import KubernetesSandbox
+from engine.sandbox.kubernetes.runtime import KubernetesRuntime
 
 pytestmark = pytest.mark.skipif(bool(problem()), reason=problem() or "pods can run")
 
@@ -150,7 +150,7 @@ async def test_an_open_network_is_refused(cluster: Cluster, images: DebianImageS
         policy["spec"]["egress"] = []
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("engine.sandbox.kubernetes_manifests._PROBES", 1)
+            patch.setattr("engine.sandbox.kubernetes.manifests._PROBES", 1)
             with pytest.raises(SandboxError, match=r"the network is open .* keeps no network policy"):
                 await made.create(specification())
     finally:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from engine.core.errors import ConfigError, SandboxError
-from engine.sandbox import kubernetes_access as access
+from engine.sandbox.kubernetes import access
 
 
 def write(folder: Path, cluster: dict[str, object], user: dict[str, object]) -> Path:

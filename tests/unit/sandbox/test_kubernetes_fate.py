@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.sandbox.kubernetes_fate import tell
+from engine.sandbox.kubernetes.fate import tell
 
 RUNNING = {"running": {"startedAt": "2026-11-30T12:00:00Z"}}
 KEEPER = {"name": "keeper", "state": RUNNING}

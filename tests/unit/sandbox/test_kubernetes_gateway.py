@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.core.errors import SandboxError
-from engine.sandbox import kubernetes_gateway
-from engine.sandbox.kubernetes_gateway import RelayGateway
+from engine.sandbox.kubernetes import gateway as kubernetes_gateway
+from engine.sandbox.kubernetes.gateway import RelayGateway
 
 
 @pytest.fixture

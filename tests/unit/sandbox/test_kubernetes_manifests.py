@@ -9,9 +9,9 @@ import pytest
 
 from engine.core.errors import SandboxError
 from engine.core.specs import ImageSpec, SandboxSpec
-from engine.sandbox import kubernetes_manifests as manifests
-from engine.sandbox.inpod import ENTRY, MODULES
-from engine.sandbox.kubernetes_code import code, reference
+from engine.sandbox.kubernetes import manifests
+from engine.sandbox.kubernetes.code import code, reference
+from engine.sandbox.kubernetes.inpod import ENTRY, MODULES
 
 VERSIONS = ("1.33.0", "1.35.0", kubernetes_validate.latest_version())
 SESSION = manifests.Session(owner="openhands_gspo/ab", name="lego-rl-openhands-gspo-ab-0011223344")

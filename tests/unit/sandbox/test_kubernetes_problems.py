@@ -10,7 +10,7 @@ import pytest
 from engine.core.contracts import RemoteRuntime
 from engine.core.specs import Capabilities
 from engine.sandbox.bubblewrap import BubblewrapRuntime
-from engine.sandbox.kubernetes import KubernetesRuntime
+from engine.sandbox.kubernetes.runtime import KubernetesRuntime
 
 SETTINGS: dict[str, Any] = {
     "kubeconfig": "/nowhere/config",
@@ -71,7 +71,7 @@ def test_only_sandboxes_on_other_machines_are_reaped_by_their_runtime() -> None:
 
 def test_looking_asks_no_cluster_and_loads_nothing_heavy() -> None:
     script = (
-        "import sys; from engine.sandbox.kubernetes import KubernetesRuntime; "
+        "import sys; from engine.sandbox.kubernetes.runtime import KubernetesRuntime; "
         f"KubernetesRuntime(**{SETTINGS!r}).problems(); "
         "print([name for name in ('torch', 'numpy', 'vllm', 'uvicorn') if name in sys.modules])"
     )

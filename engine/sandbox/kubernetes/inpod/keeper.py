@@ -14,8 +14,8 @@ from typing import IO, Any
 
 from engine.core.errors import SandboxError
 from engine.sandbox import files
-from engine.sandbox.inpod import archive
-from engine.sandbox.inpod.main import SIGNAL
+from engine.sandbox.kubernetes.inpod import archive
+from engine.sandbox.kubernetes.inpod.main import SIGNAL
 
 FAILED = 3
 ROOM, STAGE = Path("/room"), Path("/stage")

@@ -21,14 +21,13 @@ from engine.core.contracts import ImageStore, Say
 from engine.core.errors import ConfigError, SandboxError
 from engine.core.specs import Capabilities, ImageSpec, SandboxSpec
 from engine.core.threads import to_the_end
-from engine.sandbox import kubernetes_access as access
-from engine.sandbox import kubernetes_manifests as manifests
-from engine.sandbox.kubernetes_api import MISSING, Api, ApiError
-from engine.sandbox.kubernetes_code import code, reference
-from engine.sandbox.kubernetes_gateway import RelayGateway
-from engine.sandbox.kubernetes_inside import KubernetesSandbox, Parts
-from engine.sandbox.kubernetes_pods import Pods
-from engine.sandbox.kubernetes_sessions import LiveSession, reap
+from engine.sandbox.kubernetes import access, manifests
+from engine.sandbox.kubernetes.api import MISSING, Api, ApiError
+from engine.sandbox.kubernetes.code import code, reference
+from engine.sandbox.kubernetes.gateway import RelayGateway
+from engine.sandbox.kubernetes.inside import KubernetesSandbox, Parts
+from engine.sandbox.kubernetes.pods import Pods
+from engine.sandbox.kubernetes.sessions import LiveSession, reap
 from engine.sandbox.seccomp import supported
 
 _KEY = "sandbox"

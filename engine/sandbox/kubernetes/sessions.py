@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 
 from engine.core.errors import SandboxError
 from engine.core.threads import to_the_end
-from engine.sandbox.kubernetes_api import Api, Json
-from engine.sandbox.kubernetes_manifests import MANAGED, PREFIX, Session, lease
+from engine.sandbox.kubernetes.api import Api, Json
+from engine.sandbox.kubernetes.manifests import MANAGED, PREFIX, Session, lease
 
 _log = logging.getLogger(__name__)
 LEASE_S = 60

@@ -8,8 +8,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from engine.sandbox.kubernetes_api import GONE, MISSING, Api, ApiError, Json
-from engine.sandbox.kubernetes_fate import Fate, tell
+from engine.sandbox.kubernetes.api import GONE, MISSING, Api, ApiError, Json
+from engine.sandbox.kubernetes.fate import Fate, tell
 
 _log = logging.getLogger(__name__)
 _PAUSE_S = 1.0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from engine.core.errors import SandboxError
 from engine.core.temporary import temporary_folder
-from engine.sandbox.inpod.relay import pump
+from engine.sandbox.kubernetes.inpod.relay import pump
 
 _HELLO_S = 10.0
 _ANSWER_S = 30.0

@@ -4,8 +4,8 @@ from importlib import resources
 from pathlib import Path
 
 from engine.core.errors import SandboxError
-from engine.sandbox.inpod import ENTRY, MODULES
-from engine.sandbox.kubernetes_manifests import HOME, USER
+from engine.sandbox.kubernetes.inpod import ENTRY, MODULES
+from engine.sandbox.kubernetes.manifests import HOME, USER
 
 
 def reference(registry: str, image: Path) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from engine.core.errors import SandboxError
-from engine.sandbox.kubernetes_access import Access
+from engine.sandbox.kubernetes.access import Access
 
 Json = dict[str, Any]
 _PATIENCE_S = 60.0

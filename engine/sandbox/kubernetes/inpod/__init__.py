@@ -10,17 +10,18 @@ MODULES = (
     "engine/sandbox/enter.py",
     "engine/sandbox/files.py",
     "engine/sandbox/seccomp.py",
-    "engine/sandbox/inpod/__init__.py",
-    "engine/sandbox/inpod/archive.py",
-    "engine/sandbox/inpod/command.py",
-    "engine/sandbox/inpod/keeper.py",
-    "engine/sandbox/inpod/main.py",
-    "engine/sandbox/inpod/relay.py",
+    "engine/sandbox/kubernetes/__init__.py",
+    "engine/sandbox/kubernetes/inpod/__init__.py",
+    "engine/sandbox/kubernetes/inpod/archive.py",
+    "engine/sandbox/kubernetes/inpod/command.py",
+    "engine/sandbox/kubernetes/inpod/keeper.py",
+    "engine/sandbox/kubernetes/inpod/main.py",
+    "engine/sandbox/kubernetes/inpod/relay.py",
 )
 ENTRY = """\
 import sys
 sys.path.insert(0, "/.lego/code")
-from engine.sandbox.inpod.main import main
+from engine.sandbox.kubernetes.inpod.main import main
 main(sys.argv[1:])
 """
 """The script that the containers start: they take no module from where it lies by themselves (`-I`)."""

@@ -4,7 +4,7 @@ It makes the room's folders, then waits until the gateway answers and the cluste
 may take its time after a pod has begun, and some networks keep none. Only then the task's container is started. Where
 the network stays open it ends with its reason, and the sandbox with it.
 
-To the gateway (see kubernetes_gateway) it speaks lines: `control TOKEN`, after which it is told `listen PORT` and
+To the gateway (see gateway) it speaks lines: `control TOKEN`, after which it is told `listen PORT` and
 answers `bound PORT` or `failed PORT REASON`; and for each connection that it takes `stream TOKEN PORT`, then its bytes.
 The task shares this pod's network, so it reaches the gateway too; without the token it gets nothing there.
 """

@@ -36,17 +36,17 @@ def main(arguments: Sequence[str]) -> None:
         while True:
             signal.pause()
     elif role == "run":
-        from engine.sandbox.inpod import command
+        from engine.sandbox.kubernetes.inpod import command
 
         command.main()
     elif role == "sweep":
         sweep()
     elif role == "keep":
-        from engine.sandbox.inpod import keeper
+        from engine.sandbox.kubernetes.inpod import keeper
 
         keeper.main(rest[0])
     elif role == "relay":
-        from engine.sandbox.inpod import relay
+        from engine.sandbox.kubernetes.inpod import relay
 
         relay.main(SIGNAL / "ready")
     elif role == "deliver":

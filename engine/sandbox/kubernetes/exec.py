@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.typing import Subprotocol
 
 from engine.core.errors import SandboxError
-from engine.sandbox.kubernetes_api import Api, ApiError
+from engine.sandbox.kubernetes.api import Api, ApiError
 
 PROTOCOLS = (Subprotocol("v5.channel.k8s.io"), Subprotocol("v4.channel.k8s.io"))
 _IN, _OUT, _ERRORS, _END = range(4)

@@ -23,12 +23,12 @@ from engine.core.errors import SandboxError
 from engine.core.specs import ExecResult, SandboxSpec, WarmStart
 from engine.core.threads import to_the_end
 from engine.sandbox.files import MAX_DEPTH, parts
-from engine.sandbox.inpod import archive
-from engine.sandbox.kubernetes_api import Api
-from engine.sandbox.kubernetes_exec import Cut, Ended, Execution, start
-from engine.sandbox.kubernetes_gateway import RelayGateway
-from engine.sandbox.kubernetes_manifests import HOME, OWN_INTERPRETER, USER
-from engine.sandbox.kubernetes_pods import Pods
+from engine.sandbox.kubernetes.api import Api
+from engine.sandbox.kubernetes.exec import Cut, Ended, Execution, start
+from engine.sandbox.kubernetes.gateway import RelayGateway
+from engine.sandbox.kubernetes.inpod import archive
+from engine.sandbox.kubernetes.manifests import HOME, OWN_INTERPRETER, USER
+from engine.sandbox.kubernetes.pods import Pods
 
 _log = logging.getLogger(__name__)
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -284,6 +284,10 @@ class KubernetesSandbox:
         """A listening socket that stands for 127.0.0.1:port in the pod, served by the caller, who closes it."""
         self._require_life()
         return await self._parts.gateway.listen(self._parts.token, port)
+
+    def denied(self) -> Sequence[str]:
+        """Nothing: what a pod tries to reach ends at the cluster's network policy, which tells nobody."""
+        return ()
 
     # ------------------------------------------------------------ the end
 
