@@ -33,6 +33,7 @@ class Figure:
     traces: Sequence[Trace]
     y_axis: Mapping[str, Any]
     """Settings of Plotly's y axis beside its title."""
+    x_title: str = "optimisation step"
 
     @property
     def empty(self) -> bool:
