@@ -25,6 +25,7 @@ REQUIRED = {
     ("tasks", "harbor"): ["tasks.path=/tasks"],
     ("tasks", "rows"): ["tasks.path=/rows", "tasks.checkouts=/clones"],
     ("job", "convert"): ["job.path=/rows", "job.to=tasks.parquet"],
+    ("tasks", "selected"): ["tasks.counts=/counts.json"],
     ("scale", "node"): ["model.path=/models/qwen", "tasks.path=/tasks"],
     ("scale", "paper"): ["model.path=/models/qwen", "tasks.path=/tasks"],
 }
