@@ -20,7 +20,10 @@ _BAR = 20
 """Characters of a bar that stands for all tasks."""
 _NAMED = 20
 """Tasks that a line names."""
-_CAPTION = "Share of the tasks that so many of their first rollouts solved. Whiskers: Wilson's 95 % interval."
+_CAPTION = (
+    "Share of the tasks that so many of their first rollouts solved. Whiskers: Wilson's 95 % interval. "
+    f"Mean pass rate: {METHOD}."
+)
 _TABLES = "One row a task: rollouts that solved it, of how many that were counted, and how many more were excluded."
 _PATTERNS = ("", "/", "x", ".", "-", "+")
 
@@ -98,6 +101,7 @@ def _bars(index: int, run: Difficulty, shares: Sequence[Share]) -> Trace:
             "symmetric": False,
             "array": [one.high - one.share for one in shares],
             "arrayminus": [one.share - one.low for one in shares],
+            "color": "colour:text",
             "thickness": 1.2,
         },
     }
@@ -111,12 +115,13 @@ def _summary(run: Difficulty) -> str:
     always = sum(one.solved == one.of for one in run.enough)
     return (
         f"Mean pass rate {rate.mean:.3f} ({rate.low:.3f} to {rate.high:.3f}); of {len(run.enough)} tasks {never} never "
-        f"solved, {always} always. {METHOD}."
+        f"solved, {always} always."
     )
 
 
 def _cell(one: Share, bars: bool) -> str:
-    text = f"{one.share:.1%} ({one.low:.1%} to {one.high:.1%}), {len(one.tasks)}"
+    some = "task" if len(one.tasks) == 1 else "tasks"
+    text = f"{one.share:.1%} ({one.low:.1%} to {one.high:.1%}), {len(one.tasks)} {some}"
     return f"{'█' * round(one.share * _BAR):<{_BAR}} {text}" if bars else text
 
 

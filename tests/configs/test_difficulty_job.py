@@ -75,7 +75,7 @@ def test_from_a_run_to_a_file_to_the_pool_of_another_run(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["one"]
-    assert any(line.startswith("solved 1 of 4") and "25.0% (4.6% to 69.9%), 1" in line for line in lines)
+    assert any(line.startswith("solved 1 of 4") and "25.0% (4.6% to 69.9%), 1 task" in line for line in lines)
     assert "one: always solved (1): always" in lines
     assert lines[-2:] == ["solve counts: counts.json", "one/reports/difficulty.html"]
     assert (tmp_path / lines[-1]).is_file()

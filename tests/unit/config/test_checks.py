@@ -235,7 +235,9 @@ CASES = {
     "bounds of a selection, and of the one that it selects from": (
         {
             "tasks": {
-                **{"solved_least": 3, "solved_most": 2, "of": 4},
+                "solved_least": 3,
+                "solved_most": 2,
+                "of": 4,
                 "pool": {"solved_least": 0, "solved_most": 5, "of": 4, "pool": {}},
             }
         },

@@ -119,7 +119,7 @@ def test_pools_side_by_side(tmp_path: Path) -> None:
     assert cells["mean pass rate"][0].startswith("0.417 (") and "12 trials of 3 tasks" in cells["mean pass rate"][0]
     assert cells["mean pass rate"][2] == "–"
     low, high = wilson(1 / 3, 3)
-    third = f"33.3% ({low:.1%} to {high:.1%}), 1"
+    third = f"33.3% ({low:.1%} to {high:.1%}), 1 task"
     assert cells["solved 0 of 4"][0] == f"{'█' * 7:<20} {third}"
     assert [number for number in range(5) if cells[f"solved {number} of 4"][0].endswith(third)] == [0, 1, 4]
     assert cells["solved 0 of 4"][1].startswith("█" * 20 + " 100.0% (")
