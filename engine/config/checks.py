@@ -213,11 +213,12 @@ def _warm_start_has_tasks(config: Config) -> Iterator[ConfigError]:
     warm = _at(config, "model._target_") == "engine.train.warm_start.WarmStarted"
     if not warm or _at(config, "job._target_") not in _WARM_START_JOBS:
         return
-    pool = _at(config, "tasks._target_")
+    key, _ = _pool(config)
+    pool = _at(config, f"{key}._target_")
     if pool in _POOLS_WITHOUT_WARM_START:
         problem = f"has no tasks for the warm start of model.name={_at(config, 'model.name')!r}"
         way_out = "set model=tiny_qwen3_moe, whose weights are random, or take warm-start tasks from tasks=laptop"
-        yield ConfigError("tasks", pool, problem, way_out)
+        yield ConfigError(key, pool, problem, way_out)
 
 
 def _warm_start_has_demonstrations(config: Config) -> Iterator[ConfigError]:
@@ -256,12 +257,39 @@ def _pool_has_what_the_job_takes(config: Config) -> Iterator[ConfigError]:
         wanted["train"] = 1
     if job == "engine.run.jobs.train.TrainJob":
         wanted["train"] = schedule["prompts_per_step"] if schedule.get("drop_last") else 1
+    key, pool = _pool(config)
     for split, number in wanted.items():
-        real, generated = _at(config, f"tasks.real.{split}"), _at(config, f"tasks.generated.{split}")
+        real, generated = _at(pool, f"real.{split}"), _at(pool, f"generated.{split}")
         if real is not None and generated is not None and real + generated < number:
-            problem = f"with tasks.generated.{split}={generated} fewer tasks than the {number} that this job takes"
+            problem = f"with {key}.generated.{split}={generated} fewer tasks than the {number} that this job takes"
             way_out = f"set it to at least {number - generated}"
-            yield ConfigError(f"tasks.real.{split}", real, problem, way_out)
+            yield ConfigError(f"{key}.real.{split}", real, problem, way_out)
+
+
+def _selection_can_keep_tasks(config: Config) -> Iterator[ConfigError]:
+    for key, pool in _pools(config):
+        least, most, of = (_at(pool, name) for name in ("solved_least", "solved_most", "of"))
+        if None in (least, most, of):
+            continue
+        if most > of:
+            yield ConfigError(f"{key}.solved_most", most, f"more than {key}.of={of}", f"set it to at most {of}")
+        if least > most:
+            problem = f"more than {key}.solved_most={most}, so no task could be kept"
+            yield ConfigError(f"{key}.solved_least", least, problem, f"set it to at most {most}")
+
+
+def _pools(config: Config) -> Iterator[tuple[str, Config]]:
+    """The pool of tasks with its key, then the one that it selects from, and so on."""
+    key, pool = "tasks", _at(config, "tasks")
+    while isinstance(pool, Mapping):
+        yield key, pool
+        key, pool = f"{key}.pool", pool.get("pool")
+
+
+def _pool(config: Config) -> tuple[str, Config]:
+    """The innermost pool: it says which tasks there are."""
+    none: list[tuple[str, Config]] = [("tasks", {})]
+    return [*none, *_pools(config)][-1]
 
 
 RULES: tuple[Rule, ...] = (
@@ -286,6 +314,7 @@ RULES: tuple[Rule, ...] = (
     *harness_checks.RULES,
     _goals_leave_room,
     _pool_has_what_the_job_takes,
+    _selection_can_keep_tasks,
 )
 
 

@@ -40,8 +40,8 @@ def diagnose(overrides: Sequence[str], error: Exception, tree: Tree, recompose: 
     groups = set(_groups(loader))
     chosen = [line for line in lines if line.key_or_group in groups and not isinstance(line.value(), dict)]
     good: list[Override] = []
-    for line in chosen:
-        found = _bad_choice(line, loader) or misplaced(_options(line), tree)
+    for line in sorted(chosen, key=lambda line: bool(line.package)):  # those that make places for options go first
+        found = _bad_choice(line, loader, good) or misplaced(_options(line), tree)
         errors += found
         good += [] if found else [line]
     try:
@@ -161,22 +161,29 @@ def _options(line: Override) -> list[str]:
     return [f"{line.key_or_group}/{option}" for option in (value if isinstance(value, list) else [value])]
 
 
-def _bad_choice(line: Override, loader: ConfigLoader) -> list[ConfigError]:
-    """Options of a group that do not exist."""
+def _bad_choice(line: Override, loader: ConfigLoader, others: Sequence[Override]) -> list[ConfigError]:
+    """Options of a group that do not exist; `others`: choices that are made beside it."""
     group, value = line.key_or_group, line.value()
     options = loader.get_group_options(group, ObjectType.CONFIG)
     if line.is_delete():
         return []
-    if line.is_add() or line.is_force_add() or line.package:
-        return [ConfigError(line.get_key_element(), value, "every group is in place already", f"write {group}={value}")]
+    key = str(line.get_key_element())
+    if line.is_add() or line.is_force_add() or (line.package and key not in _places(loader, others)):
+        return [ConfigError(key, value, "every group is in place already", f"write {group}={value}")]
     if not isinstance(value, str | list):
-        return [ConfigError(group, value, "needs the name of an option", suggestion(None, options))]
+        return [ConfigError(key, value, "needs the name of an option", suggestion(None, options))]
     wanted = value if isinstance(value, list) else [value]
     return [
-        ConfigError(group, option, "unknown option", suggestion(nearest(str(option), options), options))
+        ConfigError(key, option, "unknown option", suggestion(nearest(str(option), options), options))
         for option in wanted
         if option not in options
     ]
+
+
+def _places(loader: ConfigLoader, choices: Sequence[Override]) -> set[str]:
+    """Groups as Hydra calls them, those that an option takes into itself (`tasks@tasks.pool`) among them."""
+    lines = [str(line.input_line) for line in choices]
+    return set(loader.compute_defaults_list(CONFIG_NAME, lines, RunMode.RUN).overrides.known_choices)
 
 
 def _applied(line: Override, config: DictConfig) -> DictConfig | None:
@@ -199,7 +206,12 @@ def _is_there_already(line: Override, config: DictConfig) -> bool:
 
 
 def _of_another_option(key: str, value: Any, config: DictConfig, loader: ConfigLoader) -> ConfigError | None:
-    """A key that is right, of an option which was not chosen."""
+    """A key that is right, of an option which was not chosen; one that is here at another place is none of another."""
+    group, _, rest = key.partition(".")
+    node = OmegaConf.select(config, group)
+    plain = OmegaConf.to_container(node, resolve=False) if isinstance(node, DictConfig) else {}
+    if any(name.endswith(f".{rest}") for name in _dotted(plain)):
+        return None
     holders = [
         f"{group}={option}"
         for group in _groups(loader)

@@ -41,7 +41,7 @@ def trace(
         if path.startswith("hydra/"):
             continue
         group, _, option = path.rpartition("/")
-        by = chosen.get(group)
+        by = chosen.get(default.override_key or group)
         origin = f"{path}.yaml"
         if written and (path == CONFIG_NAME or option == WRITTEN):
             origin = str(written.path)

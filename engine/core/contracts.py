@@ -341,6 +341,18 @@ class DoubtedPool(AuditedPool, Protocol):
         ...
 
 
+@runtime_checkable
+class SelectingPool(TaskPool, Protocol):
+    """A pool that leaves out training tasks of another one."""
+
+    pool: TaskPool
+    """All tasks: a warm start is made of these, so that a selection leaves the policy it was measured with as it is."""
+
+    def told(self) -> Sequence[str]:
+        """What is left out and why, as lines for a person. Raises as `load`."""
+        ...
+
+
 class Defense(Protocol):
     """One defence: it acts in one or more phases of a trial, fails closed, and says what it did."""
 

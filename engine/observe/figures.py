@@ -1,6 +1,6 @@
 """The figures of the learning report, as plain Plotly dictionaries.
 
-Invariant: a colour is `colour:N` or `colour:N:OPACITY`, which the page replaces from its light or dark palette; what
+Invariant: a colour is `colour:N`, `colour:N:OPACITY` or `colour:text`, which the page replaces, light or dark; what
 tells curves apart is never colour alone, but dash or symbol too. All text is escaped: Plotly reads HTML in it.
 """
 
@@ -33,6 +33,7 @@ class Figure:
     traces: Sequence[Trace]
     y_axis: Mapping[str, Any]
     """Settings of Plotly's y axis beside its title."""
+    x_title: str = "optimisation step"
 
     @property
     def empty(self) -> bool:

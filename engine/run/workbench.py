@@ -19,6 +19,7 @@ from engine.core.threads import to_the_end
 from engine.run import warm_start
 from engine.run.capabilities import unmet
 from engine.run.keeper import EngineKeeper
+from engine.run.selection import unselected
 from engine.run.trial import Workshop
 from engine.sandbox.images import DebianImageStore
 from engine.store.layout import Layout
@@ -50,7 +51,7 @@ def check_machine(built: Built, images: ImageStore, *, model: bool = True) -> No
     """Raise ConfigErrors naming all that this machine lacks; nothing is started and nothing heavy imported.
 
     `model=False` leaves the model out, where it is about to be made."""
-    asked = warm_start.bind(built) and model
+    asked = warm_start.bind(unselected(built)) and model
     errors: list[ConfigError] = unmet(built)
     for component in (built.sandbox, built.inference, *((built.model,) if asked else ()), built.tasks):
         errors += component.problems()

@@ -75,6 +75,11 @@ class Layout:
         return self.reports / "learning.html"
 
     @property
+    def difficulty(self) -> Path:
+        """How hard the run's tasks are, beside those of others."""
+        return self.reports / "difficulty.html"
+
+    @property
     def scratch(self) -> Path:
         """Files that only a live run needs: weights on their way, staged trees."""
         return self.root / "scratch"

@@ -13,6 +13,7 @@ from engine.observe.progress import ProgressView, make_progress
 from engine.run import warm_start
 from engine.run.capabilities import unmet
 from engine.run.drain import ended_by_its_words
+from engine.run.selection import left_out, unselected
 from engine.run.workbench import check_machine, images_needed
 from engine.sandbox.images import DebianImageStore
 
@@ -35,11 +36,14 @@ class PrepareJob:
             progress.phase("trying the tasks", 0, 0, "")
             await _audit(built, images, progress.say)
             check_machine(built, images, model=False)
+            tasks = built.tasks.load()
+            for line in left_out(built.tasks):
+                progress.say(line)
             progress.phase("preparing the model", 0, 0, "")
             await built.model.prepare(progress.say)
-            await ended_by_its_words(partial(warm_start.make, built, images), progress.say)
+            await ended_by_its_words(partial(warm_start.make, unselected(built), images), progress.say)
             check_machine(built, images)
-            progress.say(f"prepared: {len(built.tasks.load())} tasks, model {built.model.info().name}")
+            progress.say(f"prepared: {len(tasks)} tasks, model {built.model.info().name}")
         return 0
 
 

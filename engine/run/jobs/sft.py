@@ -20,6 +20,7 @@ from engine.run.drain import Drain, ended_by_its_words
 from engine.run.gate import Goals, gate, gate_lines
 from engine.run.plan import derived_seed
 from engine.run.rollout import Rollout
+from engine.run.selection import tell_left_out, unselected
 from engine.run.workbench import check_machine, open_workbench
 from engine.sandbox.images import DebianImageStore
 from engine.store.layout import Layout
@@ -45,12 +46,13 @@ class SftJob:
         images = DebianImageStore()
         self.check(built)
         trials = self._trials(built)
+        tell_left_out(built.tasks)
         observer: Observer = built.observe
         with open_directory(built) as layout:
             observer.start(layout)
             try:
                 observer.phase("making the warm start", 0, 0, "")
-                await ended_by_its_words(partial(warm_start.make, built, images), observer.say)
+                await ended_by_its_words(partial(warm_start.make, unselected(built), images), observer.say)
                 check_machine(built, images)
                 scored = await self._try(built, images, layout, trials)
             finally:

@@ -17,6 +17,7 @@ from engine.config.bundle import describe, fingerprint
 from engine.config.validate import as_yaml
 from engine.run import warm_start
 from engine.run.reproduce import fingerprints, told
+from engine.run.selection import unselected
 
 _WIDE = 1000
 """Columns when the output is no terminal: nothing is cut off or wrapped in a file or a pipe."""
@@ -38,7 +39,8 @@ class ShowJob:
 def _here(run: Built) -> Mapping[str, Any]:
     """What the run would write; what is not built on this machine is left out."""
     described = describe(run, {}, "")
-    built = {"data": not run.tasks.problems(), "checkpoint": warm_start.bind(run) and not run.model.problems()}
+    bound = warm_start.bind(unselected(run))
+    built = {"data": not run.tasks.problems(), "checkpoint": bound and not run.model.problems()}
     if built["data"]:
         described["data"] = fingerprints(run.tasks.load())
     if built["checkpoint"]:

@@ -33,6 +33,7 @@ from engine.run.plan import Plan, Sampling
 from engine.run.quarantine import Quarantine
 from engine.run.reproduce import fingerprints, resumed, tell
 from engine.run.rollout import Rollout, entry
+from engine.run.selection import tell_left_out
 from engine.run.workbench import Workbench, check_machine, open_workbench
 from engine.sandbox.images import DebianImageStore
 from engine.store.complete import check_checkpoints, check_complete
@@ -60,6 +61,7 @@ class TrainJob:
         plan = self._plan(built, images)
         described = describe(built, fingerprints(plan.tasks), fingerprint(built.model.info().path))
         tell(built, described)
+        tell_left_out(built.tasks)
         with open_directory(built) as layout:
             return await self._work(built, plan, layout, images, described)
 

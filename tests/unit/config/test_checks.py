@@ -221,6 +221,31 @@ CASES = {
             "model=tiny_qwen3_moe, whose weights are random, or take warm-start tasks from tasks=laptop"
         ],
     ),
+    "warm start from tasks selected from such a pool": (
+        {
+            "model": {"_target_": "engine.train.warm_start.WarmStarted", "name": "warm"},
+            "tasks": {"_target_": "a.Pool", "pool": {"_target_": "engine.tasks.directory.HarborDirectory"}},
+        },
+        [
+            "tasks.pool='engine.tasks.directory.HarborDirectory': has no tasks for the warm start of "
+            "model.name='warm'; set model=tiny_qwen3_moe, whose weights are random, or take warm-start tasks from "
+            "tasks=laptop"
+        ],
+    ),
+    "bounds of a selection, and of the one that it selects from": (
+        {
+            "tasks": {
+                "solved_least": 3,
+                "solved_most": 2,
+                "of": 4,
+                "pool": {"solved_least": 0, "solved_most": 5, "of": 4, "pool": {}},
+            }
+        },
+        [
+            "tasks.solved_least=3: more than tasks.solved_most=2, so no task could be kept; set it to at most 2",
+            "tasks.pool.solved_most=5: more than tasks.pool.of=4; set it to at most 4",
+        ],
+    ),
     "several": (
         {"train.mini_batches": 9, "proxy.max_tokens_per_turn": 601},
         [
