@@ -317,17 +317,26 @@ class DoubtedPool(AuditedPool, Protocol):
         ...
 
 
+Mode = Literal["enforce", "observe", "off"]
+"""How a defence acts: enforce: against what it finds; observe: it finds the same, notes it and changes nothing."""
+
+
 class Defense(Protocol):
     """One defence: it acts in one or more phases of a trial, fails closed, and says what it did."""
 
     name: str
+    mode: Mode
+
+    async def inspect(self, task: Task, image: Path) -> Sequence[Finding]:
+        """On the host, over the root file system that the agent will get (read-only), before anything else."""
+        ...
 
     async def setup(self, task: Task, tree: Path) -> Sequence[Finding]:
         """On the host, over the staged copy of the repository, before it enters the sandbox."""
         ...
 
-    async def settle(self, task: Task, sandbox: Sandbox) -> Sequence[Finding]:
-        """After the harness ended, before anything is read from the sandbox."""
+    async def settle(self, task: Task, sandbox: Sandbox, outlived: int) -> Sequence[Finding]:
+        """After the harness ended and all processes were killed, `outlived` of them; before the tree is read."""
         ...
 
     def review(self, exchanges: Sequence[Exchange]) -> Sequence[Finding]:

@@ -28,6 +28,7 @@ from engine.observe.progress import Note
 from engine.observe.summary import summarise
 from engine.run.directory import check_directory, open_directory
 from engine.run.drain import Drain
+from engine.run.guard import warn
 from engine.run.optimise import Optimiser
 from engine.run.plan import Plan, Sampling
 from engine.run.quarantine import Quarantine
@@ -60,6 +61,7 @@ class TrainJob:
         plan = self._plan(built, images)
         described = describe(built, fingerprints(plan.tasks), fingerprint(built.model.info().path))
         tell(built, described)
+        warn(built.config)
         with open_directory(built) as layout:
             return await self._work(built, plan, layout, images, described)
 
