@@ -85,8 +85,7 @@ class LeakScan(Stage):
             leaks = [f"{error.filename} cannot be read ({error.strerror})"]
         if leaks and self.mode == "enforce":
             raise EnvironmentFailure(
-                f"the image of task {task.id} may show the agent the fix ({leaks[0]}, {len(leaks)} in all): "
-                "take it out of the task's image"
+                f"the image of task {task.id} may show the agent the fix ({leaks[0]}, {len(leaks)} in all)"
             )
         return (self.finding("build", "the image shows the agent the fix", leaks),) if leaks else ()
 

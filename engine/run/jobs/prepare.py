@@ -6,7 +6,7 @@ from functools import partial
 
 from engine.config.built import Built
 from engine.core.contracts import AuditedPool, DoubtedPool, ImageStore, Say, TaskPool
-from engine.core.errors import ConfigError, ConfigErrors
+from engine.core.errors import ConfigError, ConfigErrors, EnvironmentFailure
 from engine.core.paths import cache_dir
 from engine.core.together import side_by_side
 from engine.observe.progress import ProgressView, make_progress
@@ -31,6 +31,7 @@ class PrepareJob:
             await _fetch_and_build(built, images, progress)
             progress.phase("trying the tasks", 0, 0, "")
             await _audit(built, images, progress.say)
+            await inspect_tasks(built, images, progress.say)
             check_machine(built, images, model=False)
             progress.phase("preparing the model", 0, 0, "")
             await built.model.prepare(progress.say)
@@ -79,6 +80,22 @@ async def _audit(built: Built, images: ImageStore, say: Say) -> None:
     left = _doubts(pool)
     if left:
         raise ConfigErrors(left)
+
+
+async def inspect_tasks(built: Built, images: ImageStore, say: Say) -> None:
+    """Let the defences look into the images of all tasks, as they will before each trial. Raises ConfigErrors naming
+    the tasks that they refuse."""
+    refused = []
+    for task in built.tasks.load():
+        for defense in built.defense.stages:
+            try:
+                for finding in await defense.inspect(task, images.path(task.image)):
+                    say(f"task {task.id}: {finding.detail} ({', '.join(finding.paths)})")
+            except EnvironmentFailure as failure:
+                way_out = f"build its image without, leave it out, or have {defense.name} in defense.stages observe"
+                refused.append(ConfigError("tasks", task.id, str(failure), way_out))
+    if refused:
+        raise ConfigErrors(refused)
 
 
 def _doubts(pool: TaskPool) -> Sequence[ConfigError]:
