@@ -36,8 +36,11 @@ STAGES = (
     "patch_by_contents",
 )
 """In the order of `configs/defense/standard.yaml`."""
+NOTING = ("reap_processes", "signs")
+"""Those that only note are off together."""
 WEAKER = {
-    **{name: [f"defense.stages.{number}.mode=off"] for number, name in enumerate(STAGES)},
+    **{name: [f"defense.stages.{STAGES.index(name)}.mode=off"] for name in STAGES if name not in NOTING},
+    "what only notes": [f"defense.stages.{STAGES.index(name)}.mode=off" for name in NOTING],
     "canaries": ["verify.canaries=off"],
     "all observe": ["defense=observe", "verify=observe"],
 }
@@ -74,7 +77,8 @@ class Ground:
     def without(self, weak: str) -> Workshop:
         """The same with weaker defences."""
         weaker = built(*WEAKER[weak])
-        assert [stage.name for stage in weaker.defense.stages] == [stage for stage in STAGES if stage != weak]
+        off = NOTING if weak == "what only notes" else (weak,)
+        assert [stage.name for stage in weaker.defense.stages] == [stage for stage in STAGES if stage not in off]
         return replace(self.shop, defenses=weaker.defense.stages, verifier=weaker.verify)
 
     async def play(self, name: str, folder: Path, shop: Workshop | None = None, epoch: int = 0) -> Scored:

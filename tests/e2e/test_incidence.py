@@ -25,7 +25,7 @@ PLANTED = {
 CHEATING = 5
 EXPERIMENT = (
     *("experiment=defense_incidence", "model=tiny_qwen3_moe", f"tasks.names=[{','.join(TASKS)}]"),
-    *("tasks.validation=[]", "tasks.grade_timeout_s=30"),
+    "tasks.validation=[]",
 )
 
 

@@ -13,8 +13,10 @@ import yaml
 
 from engine.config.built import Built
 from engine.config.bundle import describe, fingerprint
+from engine.core.errors import Interrupted
 from engine.core.records import Scored
 from engine.core.temporary import temporary_folder
+from engine.core.threads import to_the_end
 from engine.observe.curves import check_runs
 from engine.observe.incidence import incidences, table
 from engine.observe.observer import Observer
@@ -27,7 +29,7 @@ from engine.run.plan import Plan, Sampling
 from engine.run.reproduce import fingerprints
 from engine.run.rollout import Rollout
 from engine.run.trial import Workshop
-from engine.run.workbench import check_machine
+from engine.run.workbench import check_machine, stop_all
 from engine.sandbox.images import DebianImageStore
 from engine.store.layout import Layout
 from engine.store.reader import Reader
@@ -92,13 +94,17 @@ class IncidenceJob:
                     state.update("rollout", step=step)
                     await _step(plan, step, rollout, observer)
             state.update("finished", step=plan.steps)
-        except BaseException as error:
-            state.update("interrupted", reason=str(error) or type(error).__name__)
+        except (asyncio.CancelledError, Interrupted):
+            state.update("interrupted", reason="interrupted; the same command goes on")
+            raise
+        except Exception as error:
+            state.update("failed", reason=str(error) or type(error).__name__)
             raise
         finally:
             observer.stop()
-            for component in (built.proxy, built.inference, built.sandbox):
-                await asyncio.shield(component.stop())
+            problems = await to_the_end(stop_all(built))
+        for problem in problems:
+            raise problem
 
 
 def _plan(built: Built) -> Plan:
