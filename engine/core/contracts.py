@@ -327,8 +327,9 @@ class Defense(Protocol):
     name: str
     mode: Mode
 
-    async def inspect(self, task: Task, image: Path) -> Sequence[Finding]:
-        """On the host, over the root file system that the agent will get (read-only), before anything else."""
+    async def inspect(self, task: Task, root: Path) -> Sequence[Finding]:
+        """On the host, before anything else, over each folder that the agent will see and that never changes: the root
+        of the task's image, and the harness's runtime."""
         ...
 
     async def setup(self, task: Task, tree: Path) -> Sequence[Finding]:

@@ -1,12 +1,15 @@
-"""Refuses a task whose image holds another copy of the package that the task is about: the fix can be read there.
+"""Refuses a task where the agent would see another copy of the package that the task is about: the fix can be read
+there. It looks in the task's image and in what the harness brings along.
 
     installed     importable from a site-packages or dist-packages folder, or metadata of an installation
     an archive    a wheel, source distribution or the like that names the package, or holds its files
     equal         a file, anywhere and of any name, whose contents are those that the fix brings about
     alike         a file of a changed file's name that shares most of its lines: another release, vendored or left over
 
-Invariant: the image is read on the host and nothing of it is run or followed; an image is walked once, and each task
-once for it. What cannot be read is no proof of anything, so it is refused as well: EnvironmentFailure, or a finding
+A copy whose changed files are the repository's own shows nothing new, and is none of these but the second.
+
+Invariant: a root is read on the host and nothing of it is run or followed; it is walked once, and each task once for
+it. What cannot be read is no proof of anything, so it is refused as well: EnvironmentFailure, or a finding
 where this defence only observes.
 """
 
@@ -77,24 +80,24 @@ class LeakScan(Stage):
         self._images: OrderedDict[Path, _Image] = OrderedDict()
         self._answers: OrderedDict[tuple[Path, str], Sequence[str]] = OrderedDict()
 
-    async def inspect(self, task: Task, image: Path) -> Sequence[Finding]:
-        """Look for the task's target in an image. Raises EnvironmentFailure."""
+    async def inspect(self, task: Task, root: Path) -> Sequence[Finding]:
+        """Look for the task's target in what the agent will see. Raises EnvironmentFailure."""
         try:
-            leaks = await asyncio.to_thread(self.leaks, task, image)
+            leaks = await asyncio.to_thread(self.leaks, task, root)
         except OSError as error:
             leaks = [f"{error.filename} cannot be read ({error.strerror})"]
         if leaks and self.mode == "enforce":
             raise EnvironmentFailure(
-                f"the image of task {task.id} may show the agent the fix ({leaks[0]}, {len(leaks)} in all)"
+                f"{root.name} may show the agent the fix of task {task.id} ({leaks[0]}, {len(leaks)} in all)"
             )
-        return (self.finding("build", "the image shows the agent the fix", leaks),) if leaks else ()
+        return (self.finding("build", "what the agent sees holds another copy", leaks),) if leaks else ()
 
-    def leaks(self, task: Task, image: Path) -> Sequence[str]:
-        """Paths below `image` that show the target, each with why."""
-        key = image, task.fingerprint
+    def leaks(self, task: Task, root: Path) -> Sequence[str]:
+        """Paths below `root` that show the target, each with why."""
+        key = root, task.fingerprint
         with self._lock:  # trials of one task start together: one of them looks
             if key not in self._answers:
-                self._answers[key] = sorted(self._look(target_of(task, self.min_bytes), self._image(image)))
+                self._answers[key] = sorted(self._look(target_of(task, self.min_bytes), self._image(root)))
                 while len(self._answers) > _ANSWERS:
                     self._answers.popitem(last=False)
             return self._answers[key]
@@ -108,10 +111,10 @@ class LeakScan(Stage):
         return self._images[root]
 
     def _look(self, target: Target, image: _Image) -> Iterator[str]:
-        for name in target.names:
-            yield from (f"{path} is installed" for path in image.modules.get(name, ()))
-        for project in target.projects:
-            yield from (f"{path} is installed" for path in image.projects.get(project, ()))
+        installed = {path for name in target.names for path in image.modules.get(name, ())}
+        known = {_folder(path) for path in installed if _is_base(image, _folder(path), target)}
+        installed |= {path for project in target.projects for path in image.projects.get(project, ())}
+        yield from (f"{path} is installed" for path in installed if _folder(path) not in known)
         for path in image.archives:
             if _released(path) & target.projects or self._holds(image.root / path, target):
                 yield f"{path} is an archive of it"
@@ -152,6 +155,18 @@ def _read(root: Path) -> _Image:
             image.by_size[info.st_size].append(path)
             image.by_name[parts[-1]].append(path)
     return image
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _is_base(image: _Image, site: str, target: Target) -> bool:
+    """Whether the copy below a folder of modules is the repository's release: what the fix changes is there as it is
+    in the repository, and what it adds is not."""
+    wanted = {f"{site}/{module}": held for module, held in target.before.items()}
+    there = [path for path in wanted if path in image.by_name.get(PurePosixPath(path).name, ())]
+    return bool(there) and all(digest((image.root / path).read_bytes()) == wanted[path] for path in there)
 
 
 def _released(path: str) -> set[str]:

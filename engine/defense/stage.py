@@ -27,8 +27,8 @@ class Stage:
             stage=self.name, phase=phase, detail=detail, paths=printable(paths), acted=self.mode == "enforce"
         )
 
-    async def inspect(self, task: Task, image: Path) -> Sequence[Finding]:
-        """Over the image's root on the host, before anything else."""
+    async def inspect(self, task: Task, root: Path) -> Sequence[Finding]:
+        """Over what the agent will see, on the host, before anything else."""
         return ()
 
     async def setup(self, task: Task, tree: Path) -> Sequence[Finding]:

@@ -39,28 +39,35 @@ class Target:
     """Size and sha256 of contents that the fix brings about and the repository has nowhere."""
     sources: Mapping[str, tuple[Lines, ...]]
     """Name of a file that the fix changes → lines of such files, before the fix and after it."""
+    before: Mapping[str, tuple[int, bytes] | None]
+    """Path below a folder of modules of each file that the fix changes → its contents in the repository, as `secrets`;
+    None: the fix adds it."""
 
     def resembles(self, name: str, data: bytes, likeness: float) -> bool:
-        """Whether a file of this name and these contents is a copy of one that the fix changes, of any release."""
+        """Whether a file of this name and these contents is a copy of one that the fix changes, of another release."""
+        if digest(data) in self.before.values():
+            return False  # the repository's own
         held = _lines(data)
         return any(len(held & wanted) >= likeness * len(wanted) for wanted in self.sources.get(name, ()))
 
 
 def target_of(task: Task, min_bytes: int) -> Target:
     """The target of a task."""
-    changes = list(_changes(task))
-    names = frozenset(name for path, _, _ in changes for name in _import_name(task, path))
+    changes = [(path, _module(task, path), before, after) for path, before, after in _changes(task)]
+    modules = [module for _, module, _, _ in changes if module]
+    names = frozenset(module.partition("/")[0].partition(".")[0] for module in modules)
     sources: defaultdict[str, list[Lines]] = defaultdict(list)
-    for path, *sides in changes:
+    for path, module, *sides in changes:
         for side in sides:
             lines = _lines(side or b"")
-            if _import_name(task, path) and len(lines) >= _FEWEST_LINES and lines not in sources[_base(path)]:
+            if module and len(lines) >= _FEWEST_LINES and lines not in sources[_base(path)]:
                 sources[_base(path)].append(lines)
     return Target(
         names=names,
         projects=frozenset(map(normal, (*names, *_projects(task.repository)))),
         secrets=frozenset(_secrets(task, min_bytes)),
         sources={name: tuple(lines) for name, lines in sources.items()},
+        before={module: None if side is None else digest(side) for _, module, side, _ in changes if module},
     )
 
 
@@ -84,16 +91,15 @@ def _changes(task: Task) -> Iterator[tuple[str, bytes | None, bytes | None]]:
             yield path, (task.repository / path).read_bytes(), None
 
 
-def _import_name(task: Task, path: str) -> list[str]:
-    """The top-level module that a source file belongs to; none of tests and of what stands beside a package."""
+def _module(task: Task, path: str) -> str:
+    """A source file's path below the folder that it is imported from; empty for tests and what is beside a package."""
     if under(path, task.test_paths) or not path.endswith((".py", ".pyi", ".pyx")):
-        return []
+        return ""
     roots = sorted((root for root in task.python_path if under(path, [root])), key=len, reverse=True)
     if not roots:
-        return []
-    first = PurePosixPath(path).relative_to(roots[0]).parts[0]
-    name = first.partition(".")[0]
-    return [] if name in _COMMON else [name]
+        return ""
+    inside = PurePosixPath(path).relative_to(roots[0])
+    return "" if inside.parts[0].partition(".")[0] in _COMMON else str(inside)
 
 
 def _base(path: str) -> str:

@@ -144,8 +144,9 @@ async def _remove(sandbox: Sandbox, notes: _Notes) -> None:
 
 
 async def _set_up(task: Task, harness: Harness, shop: Workshop, folder: Path, notes: _Notes, name: str) -> Sandbox:
-    for defense in shop.defenses:
-        notes.findings += await defense.inspect(task, shop.images.path(task.image))
+    for root in (shop.images.path(task.image), harness.mount(shop.images).source):
+        for defense in shop.defenses:
+            notes.findings += await defense.inspect(task, root)
     staged = folder / "staged"
     await asyncio.to_thread(shutil.copytree, task.repository, staged, symlinks=True)
     for defense in shop.defenses:

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import product
 
 from engine.config.built import Built
 from engine.core.contracts import AuditedPool, DoubtedPool, ImageStore, Say, TaskPool
@@ -83,16 +84,17 @@ async def _audit(built: Built, images: ImageStore, say: Say) -> None:
 
 
 async def inspect_tasks(built: Built, images: ImageStore, say: Say) -> None:
-    """Let the defences look into the images of all tasks, as they will before each trial. Raises ConfigErrors naming
-    the tasks that they refuse."""
+    """Let the defences look into what the agent will see of each task, as they will before each trial. Raises
+    ConfigErrors naming the tasks that they refuse."""
     refused = []
+    runtimes = [harness.mount(images).source for harness in built.harnesses.values()]
     for task in built.tasks.load():
-        for defense in built.defense.stages:
+        for defense, root in product(built.defense.stages, (images.path(task.image), *runtimes)):
             try:
-                for finding in await defense.inspect(task, images.path(task.image)):
+                for finding in await defense.inspect(task, root):
                     say(f"task {task.id}: {finding.detail} ({', '.join(finding.paths)})")
             except EnvironmentFailure as failure:
-                way_out = f"build its image without, leave it out, or have {defense.name} in defense.stages observe"
+                way_out = f"build that without it, leave the task out, or have {defense.name} in defense.stages observe"
                 refused.append(ConfigError("tasks", task.id, str(failure), way_out))
     if refused:
         raise ConfigErrors(refused)

@@ -118,7 +118,7 @@ def test_a_copy_is_found_by_its_name_or_its_contents(task: Task, image: Path, pa
     ("path", "data"),
     [
         ("usr/src/other/combining.py", LATER),
-        (f"{SITE}/tool/_vendor/combining.py", BASE),
+        (f"{SITE}/tool/_vendor/combining.py", BASE.replace(b"wrong", b"other")),
         ("root/.cache/pip/http-v2/a/b/c.body", b"some head" + zipped({"x/combining.py": LATER})),
         ("srv/all.zip", zipped({"combining.py": FIXED})),
         ("srv/sources.tar.gz", packed({"a/b/combining.py": LATER})),
@@ -144,6 +144,29 @@ def test_another_release_is_found_by_its_lines(longer: Task, image: Path, path: 
 def test_what_is_merely_near_is_no_copy(longer: Task, image: Path, path: str, data: bytes) -> None:
     put(image, path, data)
     assert leaks(longer, image) == []
+
+
+def test_a_copy_of_the_repository_s_own_release_shows_nothing_new(longer: Task, image: Path) -> None:
+    put(image, f"{SITE}/calc/combining.py", BASE)
+    put(image, f"{SITE}/calc/other.py", LATER)
+    put(image, f"{SITE}/calc-1.0.dist-info/METADATA", b"")
+    assert leaks(longer, image) == []
+    put(image, f"{SITE}/calc/combining.py", FIXED)
+    assert leaks(longer, image) == [
+        f"{SITE}/calc is installed",
+        f"{SITE}/calc-1.0.dist-info is installed",
+        f"{SITE}/calc/combining.py is equal to a fixed file",
+        f"{SITE}/calc/combining.py is like a changed file",
+    ]
+
+
+def test_a_copy_that_has_what_the_fix_adds_is_another_release(longer: Task, image: Path) -> None:
+    assert longer.reference is not None
+    added = difference({}, {"src/calc/added.py": (b"ADDED = True\n", False)})
+    both = replace(longer.reference, changes=(*longer.reference.changes, *added.changes))
+    put(image, f"{SITE}/calc/combining.py", BASE)
+    put(image, f"{SITE}/calc/added.py", b"ADDED = 1\n")
+    assert leaks(replace(longer, reference=both), image) == [f"{SITE}/calc is installed"]
 
 
 def test_without_a_reference_every_source_file_may_be_the_fixed_one(longer: Task, image: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from engine.core.errors import ConfigErrors, EnvironmentFailure
 from engine.core.records import Finding
-from engine.core.specs import ImageSpec
+from engine.core.specs import ImageSpec, Mount
 from engine.observe.progress import PlainProgress
 from engine.run.jobs.prepare import _fetch_and_build, inspect_tasks
 from engine.sandbox import images
@@ -43,14 +43,19 @@ async def test_all_that_keeps_images_from_being_built_is_told_before_anything_is
 
 async def test_tasks_whose_images_a_defence_refuses_are_all_named_before_a_run(tmp_path: Path) -> None:
     async def inspect(task: Any, image: Path) -> list[Finding]:
-        assert image == tmp_path
-        if task.id == "fine":
+        assert image in (tmp_path, tmp_path / "runtime")
+        if task.id == "fine" and image == tmp_path:
             return [Finding(stage="own", phase="build", detail="large", paths=("usr/x",))]
-        raise EnvironmentFailure(f"it shows {task.id}")
+        if (task.id, image) in (("a", tmp_path), ("b", tmp_path / "runtime")):
+            raise EnvironmentFailure(f"it shows {task.id}")
+        return []
 
     tasks = [SimpleNamespace(id=name, image=ROOTS[0]) for name in ("a", "fine", "b")]
     built: Any = SimpleNamespace(
         tasks=SimpleNamespace(load=lambda: tasks),
+        harnesses={
+            "own": SimpleNamespace(mount=lambda images: Mount(source=tmp_path / "runtime", target="/opt/agent"))
+        },
         defense=SimpleNamespace(stages=[SimpleNamespace(name="own", inspect=inspect)]),
     )
     store: Any = SimpleNamespace(path=lambda spec: tmp_path)

@@ -107,7 +107,7 @@ class Stand:
         self._do("setup")
         return ()
 
-    async def inspect(self, task: Any, image: Path) -> tuple[()]:
+    async def inspect(self, task: Any, root: Path) -> tuple[()]:
         self._do("inspect")
         return ()
 
