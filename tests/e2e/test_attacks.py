@@ -32,11 +32,11 @@ from engine.sandbox.images import DebianImageStore
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 NAMES = list(ATTACKS)
 STAGES = (
-    *("leak_scan", "withheld_tests", "single_commit_history", "reap_processes", "signs", "test_edits_reverted"),
-    "patch_by_contents",
+    *("leak_scan", "withheld_tests", "single_commit_history", "reap_processes", "denied_egress", "signs"),
+    *("test_edits_reverted", "patch_by_contents"),
 )
 """In the order of `configs/defense/standard.yaml`."""
-NOTING = ("reap_processes", "signs")
+NOTING = ("reap_processes", "denied_egress", "signs")
 """Those that only note are off together."""
 WEAKER = {
     **{name: [f"defense.stages.{STAGES.index(name)}.mode=off"] for name in STAGES if name not in NOTING},

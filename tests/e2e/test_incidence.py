@@ -17,6 +17,7 @@ PLANTED = {
     "canaries": 1,
     "patch_by_contents": 1,
     "reap_processes": 1,
+    "denied_egress": 0,
     "leak_scan": 0,
     "withheld_tests": 0,
     "single_commit_history": 0,
