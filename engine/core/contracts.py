@@ -353,17 +353,27 @@ class SelectingPool(TaskPool, Protocol):
         ...
 
 
+Mode = Literal["enforce", "observe", "off"]
+"""How a defence acts: enforce: against what it finds; observe: it finds the same, notes it and changes nothing."""
+
+
 class Defense(Protocol):
     """One defence: it acts in one or more phases of a trial, fails closed, and says what it did."""
 
     name: str
+    mode: Mode
+
+    async def inspect(self, task: Task, root: Path) -> Sequence[Finding]:
+        """On the host, before anything else, over each folder that the agent will see and that never changes: the root
+        of the task's image, and the harness's runtime."""
+        ...
 
     async def setup(self, task: Task, tree: Path) -> Sequence[Finding]:
         """On the host, over the staged copy of the repository, before it enters the sandbox."""
         ...
 
-    async def settle(self, task: Task, sandbox: Sandbox) -> Sequence[Finding]:
-        """After the harness ended, before anything is read from the sandbox."""
+    async def settle(self, task: Task, sandbox: Sandbox, outlived: int) -> Sequence[Finding]:
+        """After the harness ended and all processes were killed, `outlived` of them; before the tree is read."""
         ...
 
     def review(self, exchanges: Sequence[Exchange]) -> Sequence[Finding]:

@@ -169,10 +169,12 @@ class Finding:
     stage: str
     """Name of the defence."""
     phase: str
-    """setup, agent, extract or grade."""
+    """build, setup, agent, extract or grade."""
     detail: str
-    """One line for a person."""
+    """One line for a person: what was seen, the same whether anything was done about it or not."""
     paths: tuple[str, ...] = ()
+    acted: bool = False
+    """Whether something was done about it (taken out, ended, not rewarded); False: it was only noted."""
 
 
 # ---------------------------------------------------------------- tokens

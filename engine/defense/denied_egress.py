@@ -7,7 +7,7 @@ named by the configuration.
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from engine.core.contracts import Sandbox
+from engine.core.contracts import Mode, Sandbox
 from engine.core.records import Finding, Task
 from engine.defense.stage import Stage
 
@@ -19,15 +19,17 @@ class DeniedEgress(Stage):
     """Denied attempts become findings (`contracts.Defense`).
 
     Args:
+        mode: what holds it back is the sandbox, so observe or off.
         ignored: patterns (`*.example.com`, `*:123/udp`) of names and addresses that are not noted.
     """
 
     name = NAME
 
-    def __init__(self, *, ignored: Sequence[str]) -> None:
+    def __init__(self, *, mode: Mode, ignored: Sequence[str]) -> None:
+        self.mode = mode
         self.ignored = ignored
 
-    async def settle(self, task: Task, sandbox: Sandbox) -> Sequence[Finding]:
+    async def settle(self, task: Task, sandbox: Sandbox, outlived: int) -> Sequence[Finding]:
         """One finding that names the first of them."""
         tried = [one for one in sandbox.denied() if not any(fnmatchcase(one, pattern) for pattern in self.ignored)]
         if not tried:

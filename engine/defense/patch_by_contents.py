@@ -11,6 +11,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from engine.core.contracts import Mode
 from engine.core.errors import PatchError
 from engine.core.patch import difference, read_tree, safe_path, walk_files, without
 from engine.core.records import Finding, Patch, Task
@@ -26,12 +27,13 @@ _BYPRODUCT_SUFFIXES = (".pyc", ".pyo")
 
 def make_patch(base: Path, tree: Path) -> tuple[Patch, tuple[Finding, ...]]:
     """What turns `base` into `tree` (both host folders), and what was refused."""
-    before = {path: held for path, held in read_tree(base).items() if not is_history(path)}
+    held_before = read_tree(base)
+    before = {path: held for path, held in held_before.items() if not is_history(path)}
     after: dict[str, tuple[bytes, bool]] = {}
     refused: dict[str, list[str]] = {}
     for path, info in walk_files(tree):
-        if path.split("/", 1)[0] == ".git" or (path not in before and _is_byproduct(path)):
-            continue  # the engine's own repository, and what running Python leaves behind
+        if path.split("/", 1)[0] == ".git" or (path not in before and (path in held_before or _is_byproduct(path))):
+            continue  # the engine's own repository, history that was left to it, and what running Python leaves behind
         reason, held = _take(tree / path, path, info, before)
         if reason:
             refused.setdefault(reason, []).append(path)
@@ -89,7 +91,13 @@ def _below_refused(path: str, refused: Mapping[str, Sequence[str]]) -> bool:
 
 def _findings(refused: Mapping[str, Sequence[str]]) -> tuple[Finding, ...]:
     return tuple(
-        Finding(stage=NAME, phase="extract", detail=f"not taken into the patch: {reason}", paths=printable(paths))
+        Finding(
+            stage=NAME,
+            phase="extract",
+            detail=f"not taken into the patch: {reason}",
+            paths=printable(paths),
+            acted=True,
+        )
         for reason, paths in sorted(refused.items())
     )
 
@@ -99,7 +107,8 @@ class PatchByContents(Stage):
 
     name = NAME
 
-    def __init__(self, *, max_patch_kb: int) -> None:
+    def __init__(self, *, mode: Mode, max_patch_kb: int) -> None:
+        self.mode = mode
         self.max_patch_kb = max_patch_kb
 
     def extract(self, task: Task, tree: Path, patch: Patch) -> tuple[Patch, Sequence[Finding]]:
@@ -113,6 +122,5 @@ class PatchByContents(Stage):
             total -= sizes[path]
         if not dropped:
             return patch, ()
-        detail = f"patch over {self.max_patch_kb} KiB: the largest contents were left out"
-        finding = Finding(stage=NAME, phase="extract", detail=detail, paths=printable(dropped))
-        return without(patch, dropped), (finding,)
+        finding = self.finding("extract", f"patch over {self.max_patch_kb} KiB: its largest contents", dropped)
+        return without(patch, dropped) if self.mode == "enforce" else patch, (finding,)

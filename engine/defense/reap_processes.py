@@ -1,12 +1,10 @@
-"""Ends everything that the agent left running, before anything is read from its sandbox.
-
-Invariant: when `settle` returns no process of the agent lives, so nothing can change what is read next. What outlived
-the harness is a finding.
+"""Notes what the agent left running. What ends it is no defence that could be off: the trial kills every process of the
+sandbox before it reads anything, whatever is configured, and tells how many there were.
 """
 
 from collections.abc import Sequence
 
-from engine.core.contracts import Sandbox
+from engine.core.contracts import Mode, Sandbox
 from engine.core.records import Finding, Task
 from engine.defense.stage import Stage
 
@@ -14,18 +12,16 @@ NAME = "reap_processes"
 
 
 class ReapProcesses(Stage):
-    """No process outlives the agent (`contracts.Defense`)."""
+    """Processes that outlived the agent (`contracts.Defense`)."""
 
     name = NAME
 
-    def __init__(self) -> None:
-        """It has no settings."""
+    def __init__(self, *, mode: Mode) -> None:
+        self.mode = mode
 
-    async def settle(self, task: Task, sandbox: Sandbox) -> Sequence[Finding]:
-        """Kill all; raises SandboxError when that fails."""
-        outlived = await sandbox.kill()
+    async def settle(self, task: Task, sandbox: Sandbox, outlived: int) -> Sequence[Finding]:
+        """One finding where there were any."""
         if not outlived:
             return ()
-        return (
-            Finding(stage=NAME, phase="extract", detail=f"{outlived} processes outlived the agent and were killed"),
-        )
+        detail = f"{outlived} processes outlived the agent and were killed"
+        return (Finding(stage=NAME, phase="extract", detail=detail, acted=True),)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from engine.core.contracts import Mode
 from engine.core.records import Exchange, FileChange, Finding, Patch, Task
 from engine.defense.stage import Stage
 
@@ -18,6 +19,7 @@ class Signs(Stage):
     """Patterns that no fix needs (`contracts.Defense`).
 
     Args:
+        mode: it never enforces, so observe or off.
         added: what it is a sign of → regular expression, looked for in the lines that a patch adds to a file.
         paths: the same, looked for in the paths of files that it adds.
         said: the same, looked for in the policy's answers, as they were sent (quotes in arguments are escaped there).
@@ -25,7 +27,10 @@ class Signs(Stage):
 
     name = NAME
 
-    def __init__(self, *, added: Mapping[str, str], paths: Mapping[str, str], said: Mapping[str, str]) -> None:
+    def __init__(
+        self, *, mode: Mode, added: Mapping[str, str], paths: Mapping[str, str], said: Mapping[str, str]
+    ) -> None:
+        self.mode = mode
         self.added = added
         self.paths = paths
         self.said = said

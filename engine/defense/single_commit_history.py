@@ -3,6 +3,7 @@
 Invariant: after `setup` the tree holds one `.git` with one commit, one branch, no tag, remote, reflog or hook, and no
 other trace of version control. The host's git runs in a clean environment, on a tree that no agent has touched yet;
 for a tree of the same contents it has run once, and what it made is written again, since it would make the same.
+Where this defence only observes, the source's history is noted and left as it is.
 Refuses (EnvironmentFailure) when git fails or is not installed.
 """
 
@@ -16,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.core.contracts import Mode
 from engine.core.errors import EnvironmentFailure
 from engine.core.patch import walk_files
 from engine.core.records import Finding, Patch, Task
@@ -37,14 +39,19 @@ class SingleCommitHistory(Stage):
 
     name = NAME
 
-    def __init__(self, *, date: str, message: str) -> None:
+    def __init__(self, *, mode: Mode, date: str, message: str) -> None:
+        self.mode = mode
         self.date = date
         self.message = message
         self._made: OrderedDict[bytes, _Repository] = OrderedDict()
 
     async def setup(self, task: Task, tree: Path) -> Sequence[Finding]:
         """Remove every trace of version control, then commit the tree."""
-        removed = await asyncio.to_thread(remove_history, tree)
+        found = await asyncio.to_thread(_find_history, tree)
+        findings = (self.finding("setup", "version control data of the source", found),) if found else ()
+        if self.mode != "enforce":
+            return findings
+        await asyncio.to_thread(_remove, tree, found)
         key = await asyncio.to_thread(_contents, tree)
         if key in self._made:
             self._made.move_to_end(key)
@@ -52,16 +59,17 @@ class SingleCommitHistory(Stage):
         else:
             await self._commit(tree)
             self._keep(key, await asyncio.to_thread(_read, tree / ".git"))
-        if not removed:
-            return ()
-        detail = "version control data of the source was removed"
-        return (Finding(stage=NAME, phase="setup", detail=detail, paths=tuple(removed[:50])),)
+        return findings
 
     def extract(self, task: Task, tree: Path, patch: Patch) -> tuple[Patch, Sequence[Finding]]:
         """Note what the agent made of its repository that acts by itself; nothing of it is ever run or read."""
-        paths = printable([f".git/{path}" for path in _acting(tree / ".git")])
+        own = _acting(tree / ".git")
+        if self.mode != "enforce":  # the repository is the source's, which has hooks of its own
+            given = _acting(task.repository / ".git")
+            own = {path: text for path, text in own.items() if given.get(path) != text}
         detail = "the agent's repository has hooks, or settings that run programs"
-        return patch, (Finding(stage=NAME, phase="extract", detail=detail, paths=paths),) if paths else ()
+        paths = printable([f".git/{path}" for path in own])
+        return patch, (Finding(stage=NAME, phase="extract", detail=detail, paths=paths),) if own else ()
 
     def _keep(self, key: bytes, made: "_Repository") -> None:
         self._made[key] = made
@@ -122,20 +130,24 @@ class SingleCommitHistory(Stage):
         }
 
 
-def _acting(folder: Path) -> list[str]:
-    """Hooks, and settings in which a program is named; of what an agent has left, which may be anything."""
-    if folder.is_symlink() or not folder.is_dir():
-        return []
+def _acting(folder: Path) -> dict[str, bytes]:
+    """Hooks, and settings in which a program is named, with how each begins; of what an agent has left, which may be
+    anything."""
+    if not _is_folder(folder):
+        return {}
     hooks = folder / "hooks"
-    found = sorted(f"hooks/{hook.name}" for hook in hooks.iterdir()) if _is_folder(hooks) else []
+    found = {f"hooks/{hook.name}": _beginning(hook) for hook in sorted(hooks.iterdir())} if _is_folder(hooks) else {}
     for path in ("config", "info/attributes"):
-        file = folder / path
-        if _is_folder(file.parent) and stat.S_ISREG(_mode(file)) and _RUNS.search(_beginning(file)):
-            found.append(path)
+        begins = _beginning(folder / path) if _is_folder((folder / path).parent) else b""
+        if _RUNS.search(begins):
+            found[path] = begins
     return found
 
 
 def _beginning(file: Path) -> bytes:
+    """Of a regular file; nothing of anything else."""
+    if not stat.S_ISREG(_mode(file)):
+        return b""
     with file.open("rb") as opened:
         return opened.read(_READ_BYTES)
 
@@ -152,21 +164,24 @@ def _mode(path: Path) -> int:
         return 0
 
 
-def remove_history(tree: Path) -> list[str]:
-    """Remove all version control data below a host tree; returns what was removed (relative paths)."""
+def _find_history(tree: Path) -> list[str]:
+    """Paths of all version control data below a host tree."""
     found = {
         next("/".join(parts[: i + 1]) for i in range(len(parts)) if is_history(parts[i]))
         for path, _ in walk_files(tree)
         if is_history(path)
         for parts in [path.split("/")]
     }
-    for path in sorted(found):
+    return sorted(found)
+
+
+def _remove(tree: Path, paths: Sequence[str]) -> None:
+    for path in paths:
         target = tree / path
         if target.is_dir() and not target.is_symlink():
             shutil.rmtree(target)
         else:
             target.unlink()
-    return sorted(found)
 
 
 _Repository = Sequence[tuple[str, int, bytes | None]]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.core.contracts import Sandbox
+from engine.core.contracts import Mode, Sandbox
 from engine.core.records import Exchange, Finding, Patch, Task
 
 NAMED = 50
@@ -19,13 +19,24 @@ class Stage:
     """Base of the defences; a defence overrides the phases in which it acts (`contracts.Defense`)."""
 
     name: str
+    mode: Mode
+
+    def finding(self, phase: str, detail: str, paths: Sequence[str] = ()) -> Finding:
+        """What this defence found: the same in every mode, but for whether it acted."""
+        return Finding(
+            stage=self.name, phase=phase, detail=detail, paths=printable(paths), acted=self.mode == "enforce"
+        )
+
+    async def inspect(self, task: Task, root: Path) -> Sequence[Finding]:
+        """Over what the agent will see, on the host, before anything else."""
+        return ()
 
     async def setup(self, task: Task, tree: Path) -> Sequence[Finding]:
         """Over the staged repository on the host, before it enters the sandbox."""
         return ()
 
-    async def settle(self, task: Task, sandbox: Sandbox) -> Sequence[Finding]:
-        """After the harness ended, before anything is read."""
+    async def settle(self, task: Task, sandbox: Sandbox, outlived: int) -> Sequence[Finding]:
+        """After the harness ended and what outlived it was killed, before the tree is read."""
         return ()
 
     def review(self, exchanges: Sequence[Exchange]) -> Sequence[Finding]:

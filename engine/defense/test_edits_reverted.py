@@ -1,7 +1,8 @@
 """Takes out of the patch what would steer the tests rather than mend the code, and says so.
 
 Invariant: the patch that leaves here changes nothing below `test_paths`, no file that pytest or the interpreter reads
-by its mere name, and no pytest section of a shared configuration file. The honest part of the patch stays.
+by its mere name, and no pytest section of a shared configuration file. The honest part of the patch stays. Where this
+defence only observes, all of it stays.
 """
 
 import configparser
@@ -9,6 +10,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from engine.core.contracts import Mode
 from engine.core.patch import under, without
 from engine.core.records import FileChange, Finding, Patch, Task
 from engine.defense.stage import Stage
@@ -22,7 +24,8 @@ class TestEditsReverted(Stage):
     __test__ = False
     name = NAME
 
-    def __init__(self, *, names: Sequence[str], suffixes: Sequence[str]) -> None:
+    def __init__(self, *, mode: Mode, names: Sequence[str], suffixes: Sequence[str]) -> None:
+        self.mode = mode
         self.names = names
         self.suffixes = suffixes
 
@@ -33,10 +36,9 @@ class TestEditsReverted(Stage):
             kind = self._kind(task, change)
             if kind:
                 kinds.setdefault(kind, []).append(change.path)
-        findings = tuple(
-            Finding(stage=NAME, phase="extract", detail=f"reverted: {kind}", paths=tuple(paths))
-            for kind, paths in kinds.items()
-        )
+        findings = tuple(self.finding("extract", kind, paths) for kind, paths in kinds.items())
+        if self.mode != "enforce":
+            return patch, findings
         return without(patch, (path for paths in kinds.values() for path in paths)), findings
 
     def _kind(self, task: Task, change: FileChange) -> str:

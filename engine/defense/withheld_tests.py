@@ -1,7 +1,8 @@
 """Refuses a task whose tree shows the agent what it is judged by.
 
 Invariant: no file of the tree that the agent gets equals a withheld test file, wherever it lies, unless the base had
-it at that very path. A leak is a fault of the task, so nothing is mended in silence: EnvironmentFailure.
+it at that very path. A leak is a fault of the task, so nothing is mended in silence: EnvironmentFailure, or a finding
+where this defence only observes.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.core.contracts import Mode
 from engine.core.errors import EnvironmentFailure
 from engine.core.patch import walk_files
 from engine.core.records import Finding, Task
@@ -23,17 +25,18 @@ class WithheldTests(Stage):
 
     name = NAME
 
-    def __init__(self, *, min_bytes: int) -> None:
+    def __init__(self, *, mode: Mode, min_bytes: int) -> None:
+        self.mode = mode
         self.min_bytes = min_bytes
 
     async def setup(self, task: Task, tree: Path) -> Sequence[Finding]:
         """Compare the staged tree with the withheld files. Raises EnvironmentFailure."""
         leaks = await asyncio.to_thread(self.leaks, task, tree)
-        if leaks:
+        if leaks and self.mode == "enforce":
             raise EnvironmentFailure(
                 f"task {task.id} shows the agent its withheld tests ({leaks[0]}): remove the file from the task"
             )
-        return ()
+        return (self.finding("setup", "the tree shows the agent its withheld tests", leaks),) if leaks else ()
 
     def leaks(self, task: Task, tree: Path) -> list[str]:
         """Paths of the tree whose contents are those of a withheld file that the base does not have at its path."""

@@ -144,6 +144,9 @@ async def _remove(sandbox: Sandbox, notes: _Notes) -> None:
 
 
 async def _set_up(task: Task, harness: Harness, shop: Workshop, folder: Path, notes: _Notes, name: str) -> Sandbox:
+    for root in (shop.images.path(task.image), harness.mount(shop.images).source):
+        for defense in shop.defenses:
+            notes.findings += await defense.inspect(task, root)
     staged = folder / "staged"
     await asyncio.to_thread(shutil.copytree, task.repository, staged, symlinks=True)
     for defense in shop.defenses:
@@ -201,9 +204,9 @@ async def _extract(
     """End the agent's processes, then read its tree from outside and compare contents."""
     try:
         with notes.stage("extract"):
+            outlived = await sandbox.kill()  # here and in no defence, so that no configuration does without it
             for defense in shop.defenses:
-                notes.findings += await defense.settle(task, sandbox)
-            await sandbox.kill()
+                notes.findings += await defense.settle(task, sandbox, outlived)
             tree = folder / "tree"
             await sandbox.download(task.workdir, tree)
             patch, findings = await asyncio.to_thread(make_patch, task.repository, tree)

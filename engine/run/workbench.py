@@ -111,7 +111,7 @@ async def open_workbench(
         )
     finally:
         tell("stopping")
-        problems += await to_the_end(_stop(built))
+        problems += await to_the_end(stop_all(built))
         with contextlib.suppress(OSError):  # a trial that was cut off may have left something there to look at
             layout.scratch.rmdir()
     for problem in problems:
@@ -136,8 +136,8 @@ async def _start_trainer_and_engine(
     engine.result()
 
 
-async def _stop(built: Built) -> list[Exception]:
-    """Stop in reverse; every `stop` is idempotent, so what never started is no special case. Returns what failed.
+async def stop_all(built: Built) -> list[Exception]:
+    """Stop all in reverse; every `stop` is idempotent, so what never started is no special case. Returns what failed.
 
     The trainer is asked first: an update in its thread then ends while the others do."""
     problems: list[Exception] = []

@@ -25,7 +25,7 @@ Arrays = Mapping[str, Any]
 
 
 def _finding_row(finding: Finding) -> Row:
-    return {"stage": finding.stage, "phase": finding.phase, "detail": finding.detail, "paths": list(finding.paths)}
+    return {**vars(finding), "paths": list(finding.paths)}
 
 
 def _exchange_row(exchange: Exchange) -> Row:
@@ -90,7 +90,8 @@ def routing_arrays(scored: Scored) -> dict[str, Any]:
 
 
 def _finding(row: Row) -> Finding:
-    return Finding(stage=row["stage"], phase=row["phase"], detail=row["detail"], paths=tuple(row["paths"]))
+    known = {"acted": True, **row}  # an older run has no such column, and no defence that only observes
+    return Finding(**{**known, "paths": tuple(row["paths"])})
 
 
 def _exchange(row: Row) -> Exchange:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from engine.core.contracts import ImageStore, Sandbox, SandboxRuntime
+from engine.core.contracts import ImageStore, Mode, Sandbox, SandboxRuntime
 from engine.core.errors import GraderError, HarnessError, PatchError
 from engine.core.records import Finding, Patch, Task, Verdict
 from engine.core.specs import ExecResult, ImageSpec, Mount, SandboxSpec, WarmStart
@@ -77,6 +77,7 @@ class PytestVerifier:
         self,
         *,
         requirements: Sequence[str],
+        canaries: Mode,
         canary_files: int,
         canary_clones: int,
         evidence_chars: int,
@@ -86,6 +87,7 @@ class PytestVerifier:
         disk_mb: int,
     ) -> None:
         self.requirements = requirements
+        self.canaries = canaries
         self.canary_files = canary_files
         self.canary_clones = canary_clones
         self.evidence_chars = evidence_chars
@@ -119,11 +121,16 @@ class PytestVerifier:
         if not run.ready:
             raise GraderError(f"task {task.id}: the grader never got ready ({run.ended}): {_last_line(run.output)}")
         output = without_canaries(run.output, canaries)[-self.evidence_chars :]
-        verdict = decide(task, canaries, read_report(run.report, mark, run.exit_code), run.ended, output)
+        verdict = decide(
+            *(task, canaries, read_report(run.report, mark, run.exit_code), run.ended, output),
+            enforce=self.canaries == "enforce",
+        )
         findings = (*findings, *_egress(tried), *verdict.findings)
         return replace(verdict, findings=findings, grade_s=time.monotonic() - begun)
 
     def _canaries(self, task: Task) -> tuple[CanaryFile, ...]:
+        if self.canaries == "off":
+            return ()
         source = random.SystemRandom()
         made = make_canaries(_test_folder(task), self.canary_files, source)
         clones = make_clones(task.tests, task.fail_to_pass, self.canary_clones, source) if self.canary_clones else None
@@ -182,22 +189,27 @@ class PytestVerifier:
             raise GraderError(f"task {task.id}: the grader never got ready: {error}") from error
 
 
-def decide(task: Task, canaries: Sequence[CanaryFile], report: Report, ended: str, output: str) -> Verdict:
-    """The verdict on a run that had got ready. Everything that went wrong after that is the tested code's doing."""
+def decide(
+    task: Task, canaries: Sequence[CanaryFile], report: Report, ended: str, output: str, *, enforce: bool
+) -> Verdict:
+    """The verdict on a run that had got ready. Everything that went wrong after that is the tested code's doing.
+
+    `enforce`: whether canaries that turned take the reward, or are only noted."""
     results = judge(task, report.outcomes)
     findings: list[Finding] = []
     reasons: list[str] = []
     if ended != "exited":
         reasons.append(_ENDINGS.get(ended, f"the tests {ended}"))
-        findings.append(Finding(stage="verify", phase="grade", detail=reasons[0]))
+        findings.append(Finding(stage="verify", phase="grade", detail=reasons[0], acted=True))
     elif report.fault:
         reasons.append(report.fault)
-        findings.append(Finding(stage="verify", phase="grade", detail=f"report not believed: {report.fault}"))
+        detail = f"report not believed: {report.fault}"
+        findings.append(Finding(stage="verify", phase="grade", detail=detail, acted=True))
     wrong = belied(canaries, report.outcomes, whole=not reasons)  # one that was cut off may lack them as it lacks tests
     if wrong:
         detail = "tests of known outcome were reported otherwise: the tested code disturbs pytest"
-        reasons.append(detail)
-        findings.append(Finding(stage="canaries", phase="grade", detail=detail, paths=wrong))
+        reasons += [detail] if enforce else []
+        findings.append(Finding(stage="canaries", phase="grade", detail=detail, paths=wrong, acted=enforce))
     reasons.append(summary(results))
     resolved = len(reasons) == 1 and all(result.ok for result in results)
     return Verdict(
@@ -219,7 +231,7 @@ def _egress(tried: Sequence[str]) -> tuple[Finding, ...]:
 def _unfit(task: Task, reason: str, grade_s: float) -> Verdict:
     """Reward 0 for a patch that was made on this base and yet cannot be laid over it."""
     results = judge(task, {})
-    finding = Finding(stage="verify", phase="grade", detail=reason)
+    finding = Finding(stage="verify", phase="grade", detail=reason, acted=True)
     return Verdict(reward=0.0, resolved=False, tests=results, evidence=reason, findings=(finding,), grade_s=grade_s)
 
 

@@ -43,7 +43,7 @@ def keep_out(task: Task, patch: Patch) -> tuple[Patch, tuple[Finding, ...]]:
     outside = tuple(path for path in patch.paths if not _is_safe(path))
     graders = tuple(path for path in patch.paths if path not in outside and _is_graders(task, path))
     findings = [
-        Finding(stage="verify", phase="grade", detail=detail, paths=paths)
+        Finding(stage="verify", phase="grade", detail=detail, paths=paths, acted=True)
         for detail, paths in (
             ("changes outside the repository were not graded", outside),
             ("changes to tests and conftest.py were not graded", graders),

@@ -33,6 +33,7 @@ REQUIRED = {
 """What only the user can know, for the options that leave it open (`???`)."""
 APART = {
     ("inference", "scripted"): ["job=prepare"],
+    ("inference", "cheats"): ["job=prepare"],
     ("schedule", "paper"): ["job=show"],
     ("scale", "paper"): ["job=show"],
     ("tasks", "harbor"): ["model=tiny_qwen3_moe"],
@@ -162,7 +163,9 @@ def test_every_harness_has_an_experiment_that_names_its_runs(harness: str) -> No
 @pytest.mark.parametrize("experiment", [option for group, option in OPTIONS if group == "experiment"])
 @pytest.mark.parametrize("scale", [option for group, option in OPTIONS if group == "scale"])
 def test_every_experiment_composes_at_every_scale(experiment: str, scale: str) -> None:
-    needed = REQUIRED.get(("scale", scale), [])
+    defaults = yaml.safe_load((TREE.configs / f"experiment/{experiment}.yaml").read_text())["defaults"]
+    chosen = [key.removeprefix("override /") for entry in defaults for key in entry]
+    needed = [key for key in REQUIRED.get(("scale", scale), []) if key.partition(".")[0] not in chosen]
     composed = compose([f"experiment={experiment}", f"scale={scale}", *needed])
     assert problems(composed, REGISTRY) == []
     assert set(build(composed.config, REGISTRY)) == set(REGISTRY.run["properties"])

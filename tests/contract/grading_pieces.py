@@ -39,7 +39,7 @@ def task_image() -> ImageSpec:
 def edits_reverted() -> TestEditsReverted:
     stages = configured("defense/standard")["stages"]
     stage = next(stage for stage in stages if stage["_target_"].endswith(".TestEditsReverted"))
-    return TestEditsReverted(names=stage["names"], suffixes=stage["suffixes"])
+    return TestEditsReverted(mode="enforce", names=stage["names"], suffixes=stage["suffixes"])
 
 
 @dataclass(frozen=True, kw_only=True)

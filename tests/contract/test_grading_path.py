@@ -38,6 +38,8 @@ def standard_defenses() -> list[Defense]:
 async def trial(bench: Bench, task: Task, script: str, folder: Path) -> tuple[ExecResult, Verdict, list[Finding]]:
     """What `engine.run.trial` does around an agent, with a shell script in its place."""
     defenses, findings = standard_defenses(), []
+    for defense in defenses:
+        findings += await defense.inspect(task, bench.images.path(task.image))
     staged = Path(shutil.copytree(task.repository, folder / "staged"))
     for defense in defenses:
         findings += await defense.setup(task, staged)
@@ -60,8 +62,9 @@ async def trial(bench: Bench, task: Task, script: str, folder: Path) -> tuple[Ex
         result = await sandbox.exec(
             command, environment={"PATH": "/usr/bin:/bin"}, cwd=task.workdir, timeout_s=60, stdin=b""
         )
+        outlived = await sandbox.kill()
         for defense in defenses:
-            findings += await defense.settle(task, sandbox)
+            findings += await defense.settle(task, sandbox, outlived)
         await sandbox.download(task.workdir, folder / "tree")
     finally:
         await sandbox.stop()

@@ -1,32 +1,108 @@
-"""Attacks through the whole trial, by a real harness's shell: none is rewarded, and none buys an exclusion either."""
+"""Attacks through the whole trial, by a real harness's shell: none is rewarded, and none buys an exclusion either.
 
-from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import replace
+With one defence off at a time, exactly those are rewarded which that defence alone stops: the rest is stopped twice, or
+by what no configuration can leave out.
+"""
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
-from attacks import ATTACKS, plant_history
-from calc_task import write_calc
+from attacks import ATTACKS, LEAKED, SHOWN, plant_history
+from calc_task import FIXED_CODE, TESTS, write_calc
 from harness_pieces import task_image
 from mini_pieces import SUBMIT
 from record_pieces import a_trial
 
 from engine.config.assemble import assemble
+from engine.config.built import Built
 from engine.config.compose import compose
-from engine.core.records import Scored
+from engine.core.records import Finding, Scored, Task, Termination
+from engine.core.specs import ImageSpec
+from engine.core.temporary import temporary_folder
 from engine.inference.scripted import ScriptedEngine
 from engine.run.trial import Workshop, run_trial
 from engine.sandbox.images import DebianImageStore
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 NAMES = list(ATTACKS)
-Play = Callable[[str, Path], Coroutine[Any, Any, Scored]]
+STAGES = (
+    *("leak_scan", "withheld_tests", "single_commit_history", "reap_processes", "denied_egress", "signs"),
+    *("test_edits_reverted", "patch_by_contents"),
+)
+"""In the order of `configs/defense/standard.yaml`."""
+NOTING = ("reap_processes", "denied_egress", "signs")
+"""Those that only note are off together."""
+WEAKER = {
+    **{name: [f"defense.stages.{STAGES.index(name)}.mode=off"] for name in STAGES if name not in NOTING},
+    "what only notes": [f"defense.stages.{STAGES.index(name)}.mode=off" for name in NOTING],
+    "canaries": ["verify.canaries=off"],
+    "all observe": ["defense=observe", "verify=observe"],
+}
+"""What does not enforce → how it is configured."""
+AT_ONCE = 3
 
 
 def turn(command: str) -> dict[str, object]:
     return {"text": "", "calls": [{"name": "bash", "arguments": {"command": command}}]}
+
+
+def built(*more: str) -> Built:
+    options = ["model=tiny_qwen3_moe", "tasks=release_pairs", "inference=scripted", "proxy.max_tokens_per_turn=4096"]
+    return assemble(compose(["experiment=mini_swe_agent_gspo", *options, "verify.slack_s=6", "job=show", *more]))
+
+
+class LeakyImages(DebianImageStore):
+    """Has one image more: the tasks' own, with the fixed file in it."""
+
+    def __init__(self, leaky: Path) -> None:
+        self.leaky = leaky
+
+    def path(self, spec: ImageSpec) -> Path:
+        return self.leaky if spec.name == "leaky" else super().path(spec)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Everything started."""
+
+    shop: Workshop
+    sandbox: str
+
+    def without(self, weak: str) -> Workshop:
+        """The same with weaker defences."""
+        weaker = built(*WEAKER[weak])
+        off = NOTING if weak == "what only notes" else (weak,)
+        assert [stage.name for stage in weaker.defense.stages] == [stage for stage in STAGES if stage not in off]
+        return replace(self.shop, defenses=weaker.defense.stages, verifier=weaker.verify)
+
+    async def play(self, name: str, folder: Path, shop: Workshop | None = None, epoch: int = 0) -> Scored:
+        """One attack in a trial of its own; `epoch` tells apart those of one attack."""
+        trial = a_trial(task_of(name, folder), epoch=epoch, sample=NAMES.index(name), harness="mini_swe_agent")
+        return await run_trial(trial, shop or self.shop)
+
+
+def task_of(name: str, folder: Path) -> Task:
+    leak = ATTACKS[name].leak
+    image = replace(task_image(), name="leaky") if leak == "image" else task_image()
+    task = replace(write_calc(folder, image), grade_timeout_s=4.0)
+    plant_history(task.repository)
+    if leak == "tests":
+        (task.repository / SHOWN).parent.mkdir()
+        (task.repository / SHOWN).write_bytes(TESTS)
+    return task
+
+
+def leaky_image(source: Path, folder: Path) -> Path:
+    leaky = folder / "leaky"
+    subprocess.run(["cp", "-al", str(source), str(leaky)], check=True)
+    (leaky / LEAKED).write_bytes(FIXED_CODE)
+    return leaky
 
 
 @pytest_asyncio.fixture(
@@ -34,47 +110,104 @@ def turn(command: str) -> dict[str, object]:
     loop_scope="module",
     params=["bubblewrap", pytest.param("podman", marks=[pytest.mark.podman, pytest.mark.slow])],
 )
-async def play(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play]:
-    """Plays one attack in a trial of its own."""
-    options = ["model=tiny_qwen3_moe", "tasks=release_pairs", "inference=scripted", "proxy.max_tokens_per_turn=4096"]
-    sandbox = f"sandbox={request.param}"
-    built = assemble(compose(["experiment=mini_swe_agent_gspo", *options, sandbox, "verify.slack_s=6", "job=show"]))
-    missing = built.sandbox.problems()
+async def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    standard = built(f"sandbox={request.param}")
+    missing = standard.sandbox.problems()
     if missing:
         pytest.skip(f"{request.param}: {missing[0]}")
-    images = DebianImageStore()
-    for image in (task_image(), built.verify.toolchain(), *(one.runtime() for one in built.harnesses.values())):
-        await images.build(image, print)
-    await built.model.prepare(print)
+    plain = DebianImageStore()
+    harnesses = (one.runtime() for one in standard.harnesses.values())
+    for image in (task_image(), standard.verify.toolchain(), *harnesses):
+        await plain.build(image, print)
+    await standard.model.prepare(print)
     script = {f"*-s{number}-*": [turn(ATTACKS[name].command), turn(SUBMIT)] for number, name in enumerate(NAMES)}
     engine = ScriptedEngine(script=script, final_text="", seed=0, probe=None)
     scratch = tmp_path_factory.mktemp("attacks")
-    await built.sandbox.start(images, f"attacks-{request.param}")
-    await engine.start(built.model.info(), scratch)
-    await built.proxy.start(built.model.info(), engine)
-    shop = Workshop.of(built, images, built.proxy, scratch)
+    with temporary_folder("leaky", plain.path(task_image()).parent) as beside:
+        images = LeakyImages(leaky_image(plain.path(task_image()), beside))
+        await standard.sandbox.start(images, f"attacks-{request.param}")
+        await engine.start(standard.model.info(), scratch)
+        await standard.proxy.start(standard.model.info(), engine)
+        try:
+            yield Ground(Workshop.of(standard, images, standard.proxy, scratch), request.param)
+        finally:
+            await standard.proxy.stop()
+            await engine.stop()
+            await standard.sandbox.stop()
 
-    async def one(name: str, folder: Path) -> Scored:
-        task = replace(write_calc(folder, task_image()), grade_timeout_s=4.0)
-        plant_history(task.repository)
-        return await run_trial(a_trial(task, sample=NAMES.index(name), harness="mini_swe_agent"), shop)
 
-    try:
-        yield one
-    finally:
-        await built.proxy.stop()
-        await engine.stop()
-        await built.sandbox.stop()
+def findings(scored: Scored) -> list[Finding]:
+    return [*scored.trajectory.findings, *(scored.verdict.findings if scored.verdict else ())]
+
+
+def stages(some: Sequence[Finding]) -> set[str]:
+    return {f"{finding.stage}/{finding.phase}" for finding in some}
+
+
+def reward(scored: Scored) -> float | None:
+    return None if scored.verdict is None else scored.verdict.reward
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_none_is_rewarded(play: Play, name: str, tmp_path: Path) -> None:
+async def test_none_is_rewarded(ground: Ground, name: str, tmp_path: Path) -> None:
     attack = ATTACKS[name]
-    scored = await play(name, tmp_path)
+    scored = await ground.play(name, tmp_path)
     trajectory, verdict = scored.trajectory, scored.verdict
+    if attack.leak:
+        assert trajectory.termination is Termination.SETUP_FAILED
+        assert (LEAKED if attack.leak == "image" else SHOWN) in trajectory.reason
+        assert (trajectory.exchanges, verdict) == ((), None)
+        return
     assert not trajectory.termination.excluded, trajectory.reason
     assert len(trajectory.exchanges) == 2
     assert verdict is not None
     assert verdict.reward == attack.reward, verdict.evidence
-    stages = {f"{finding.stage}/{finding.phase}" for finding in (*trajectory.findings, *verdict.findings)}
-    assert not attack.finding or attack.finding in stages, stages
+    seen = findings(scored)
+    assert not attack.finding or attack.finding in stages(seen), seen
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if ATTACKS[name].stopped_by])
+async def test_without_the_defence_that_stops_it_an_attack_is_rewarded(
+    ground: Ground, name: str, tmp_path: Path
+) -> None:
+    if ground.sandbox != "bubblewrap":
+        pytest.skip("what stops an attack is no sandbox's own")
+    weak = ATTACKS[name].stopped_by
+    scored = await ground.play(name, tmp_path, ground.without(weak), epoch=1)
+    assert reward(scored) == 1.0, (scored.trajectory.reason, scored.verdict)
+    assert not any(finding.stage == weak for finding in findings(scored))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weak", WEAKER)
+async def test_without_one_defence_only_what_it_alone_stops_is_rewarded(
+    ground: Ground, weak: str, tmp_path: Path
+) -> None:
+    if ground.sandbox != "bubblewrap":
+        pytest.skip("what stops an attack is no sandbox's own")
+    shop, places = ground.without(weak), asyncio.Semaphore(AT_ONCE)
+    epoch = 2 + list(WEAKER).index(weak)
+
+    async def one(name: str) -> Scored:
+        async with places:
+            folder = tmp_path / name
+            folder.mkdir()
+            try:
+                return await ground.play(name, folder, shop, epoch)
+            finally:
+                shutil.rmtree(folder)
+
+    scored = dict(zip(NAMES, await asyncio.gather(*map(one, NAMES)), strict=True))
+    assert {name: reward(one) for name, one in scored.items()} == {name: expected(name, weak) for name in NAMES}
+    if weak == "all observe":
+        unseen = {name: stages(findings(one)) for name, one in scored.items()}
+        assert {name for name in NAMES if ATTACKS[name].finding not in (*unseen[name], "")} == set()
+        acting = {finding.stage for one in scored.values() for finding in findings(one) if finding.acted}
+        assert acting == {"patch_by_contents", "reap_processes", "verify"}, "what no configuration can leave out"
+
+
+def expected(name: str, weak: str) -> float | None:
+    attack = ATTACKS[name]
+    if attack.stopped_by and weak in (attack.stopped_by, "all observe"):
+        return 1.0
+    return None if attack.leak else attack.reward

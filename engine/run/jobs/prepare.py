@@ -3,10 +3,11 @@
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import product
 
 from engine.config.built import Built
 from engine.core.contracts import AuditedPool, DoubtedPool, ImageStore, Say, TaskPool
-from engine.core.errors import ConfigError, ConfigErrors
+from engine.core.errors import ConfigError, ConfigErrors, EnvironmentFailure
 from engine.core.paths import cache_dir
 from engine.core.together import side_by_side
 from engine.observe.progress import ProgressView, make_progress
@@ -35,6 +36,7 @@ class PrepareJob:
             await _fetch_and_build(built, images, progress)
             progress.phase("trying the tasks", 0, 0, "")
             await _audit(built, images, progress.say)
+            await inspect_tasks(built, images, progress.say)
             check_machine(built, images, model=False)
             tasks = built.tasks.load()
             for line in left_out(built.tasks):
@@ -86,6 +88,23 @@ async def _audit(built: Built, images: ImageStore, say: Say) -> None:
     left = _doubts(pool)
     if left:
         raise ConfigErrors(left)
+
+
+async def inspect_tasks(built: Built, images: ImageStore, say: Say) -> None:
+    """Let the defences look into what the agent will see of each task, as they will before each trial. Raises
+    ConfigErrors naming the tasks that they refuse."""
+    refused = []
+    runtimes = [harness.mount(images).source for harness in built.harnesses.values()]
+    for task in built.tasks.load():
+        for defense, root in product(built.defense.stages, (images.path(task.image), *runtimes)):
+            try:
+                for finding in await defense.inspect(task, root):
+                    say(f"task {task.id}: {finding.detail} ({', '.join(finding.paths)})")
+            except EnvironmentFailure as failure:
+                way_out = f"build that without it, leave the task out, or have {defense.name} in defense.stages observe"
+                refused.append(ConfigError("tasks", task.id, str(failure), way_out))
+    if refused:
+        raise ConfigErrors(refused)
 
 
 def _doubts(pool: TaskPool) -> Sequence[ConfigError]:

@@ -19,6 +19,7 @@ from engine.core.together import side_by_side
 from engine.observe.chosen import Named, chosen
 from engine.observe.curves import check_runs
 from engine.observe.progress import ProgressView, make_progress
+from engine.run.guard import warn
 from engine.run.workbench import check_grading
 from engine.sandbox.images import DebianImageStore
 from engine.store.layout import Layout
@@ -61,6 +62,7 @@ class RegradeJob:
         check_runs("job.run", [root])
         images = DebianImageStore()
         check_grading(built, images)
+        warn(built.config)
         reader = Reader(Layout(root=root))
         with make_progress(built.observe.progress_interval_s) as progress:
             found, others = await asyncio.to_thread(self._read, reader, built.tasks.load())

@@ -41,7 +41,7 @@ class ReportJob:
         layouts = [Layout(root=root) for root in roots]
         runs = told_apart([read_curves(layout) for layout in layouts], layouts)
         path = write_page(layouts[0], runs)
-        _print(*headline(runs))
+        show_table(*headline(runs))
         print(path)
         return 0
 
@@ -59,7 +59,8 @@ def _all_runs(own: Path) -> list[Path]:
     return sorted(stepped, key=lambda folder: (folder != own, -Layout(root=folder).steps.stat().st_mtime, folder.name))
 
 
-def _print(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table."""
     console = Console(highlight=False) if sys.stdout.isatty() else Console(width=_WIDE, highlight=False)
     table = Table(box=None, pad_edge=False)
     for head in heads:

@@ -16,6 +16,7 @@ from engine.config.built import Built
 from engine.config.bundle import describe, fingerprint
 from engine.config.validate import as_yaml
 from engine.run import warm_start
+from engine.run.guard import warning
 from engine.run.reproduce import fingerprints, told
 from engine.run.selection import unselected
 
@@ -32,6 +33,9 @@ class ShowJob:
         console.print(tree(run.config, run.origins()))
         for line in told(run.written, _here(run)) if run.written else ():
             console.print(Text(line))
+        weak = warning(run.config)
+        if weak:
+            console.print(Text(weak, style="bold red"))
         console.print(Text(f"configuration hash {run.hash}, run directory {run.directory}"))
         return 0
 

@@ -28,6 +28,7 @@ from engine.observe.progress import Note
 from engine.observe.summary import summarise
 from engine.run.directory import check_directory, open_directory
 from engine.run.drain import Drain
+from engine.run.guard import warn
 from engine.run.optimise import Optimiser
 from engine.run.plan import Plan, Sampling
 from engine.run.quarantine import Quarantine
@@ -62,6 +63,7 @@ class TrainJob:
         described = describe(built, fingerprints(plan.tasks), fingerprint(built.model.info().path))
         tell(built, described)
         tell_left_out(built.tasks)
+        warn(built.config)
         with open_directory(built) as layout:
             return await self._work(built, plan, layout, images, described)
 

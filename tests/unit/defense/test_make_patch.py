@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from calc_task import FIXED_CODE, write_calc
+from defense_pieces import as_acted
 
 from engine.core.patch import apply_patch, read_tree
 from engine.core.records import Finding, Patch, Task
@@ -130,7 +131,18 @@ def test_what_is_over_the_bound_goes_largest_first(task: Task, tree: Path) -> No
     (tree / "data.txt").write_text("x" * 3000)
     (tree / "more.txt").write_text("x" * 2000)
     patch, _ = make_patch(task.repository, tree)
-    kept, findings = PatchByContents(max_patch_kb=1).extract(task, tree, patch)
+    kept, findings = PatchByContents(mode="enforce", max_patch_kb=1).extract(task, tree, patch)
     assert kept.paths == ("calc/__init__.py",)
     assert findings[0].paths == ("data.txt", "more.txt")
-    assert PatchByContents(max_patch_kb=100).extract(task, tree, patch) == (patch, ())
+    noted, same = PatchByContents(mode="observe", max_patch_kb=1).extract(task, tree, patch)
+    assert noted == patch
+    assert as_acted(same) == list(findings)
+    assert PatchByContents(mode="enforce", max_patch_kb=100).extract(task, tree, patch) == (patch, ())
+
+
+def test_history_that_was_left_to_the_agent_is_no_change(task: Task, tree: Path) -> None:
+    for root in (task.repository, tree):
+        (root / ".git.orig").mkdir()
+        (root / ".git.orig/HEAD").write_text("ref: refs/heads/main\n")
+        (root / ".git.orig/index").write_bytes(b"DIRC\0")
+    assert make_patch(task.repository, tree) == (Patch(changes=(), diff=""), ())

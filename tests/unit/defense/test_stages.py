@@ -6,29 +6,28 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-import yaml
 from calc_task import FIXED_CODE, TESTS, change, patch_of, write_calc
+from defense_pieces import as_acted, settings
 from samples_cases import exchange
 
 from engine.core.errors import EnvironmentFailure
 from engine.core.patch import make
 from engine.core.records import Task
 from engine.defense.denied_egress import DeniedEgress
-from engine.defense.patch_by_contents import make_patch
+from engine.defense.patch_by_contents import PatchByContents, make_patch
+from engine.defense.pipeline import Pipeline
 from engine.defense.reap_processes import ReapProcesses
 from engine.defense.signs import Signs
 from engine.defense.single_commit_history import SingleCommitHistory
 from engine.defense.test_edits_reverted import TestEditsReverted
 from engine.defense.withheld_tests import WithheldTests
 
-CONFIG = yaml.safe_load((Path(__file__).parents[3] / "configs/defense/standard.yaml").read_text())
 
-
-def settings(name: str) -> dict[str, object]:
-    stage = next(stage for stage in CONFIG["stages"] if stage["_target_"].endswith(f".{name}"))
-    return {key: value for key, value in stage.items() if key != "_target_"}
+def files(tree: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(tree)): path.read_bytes() for path in sorted(tree.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture
@@ -202,6 +201,24 @@ async def test_a_hook_whose_name_is_no_unicode_can_be_stored(
     assert finding.paths == (".git/hooks/\\udcff",)
 
 
+async def test_where_it_observes_the_source_s_history_is_noted_and_left(task: Task, tree: Path) -> None:
+    for root in (tree, task.repository):
+        git(root, "init", "-q", "-b", "main")
+        (root / ".git/hooks/post-merge").write_text("#!/bin/sh\n")
+    taken = await SingleCommitHistory(**settings("SingleCommitHistory")).setup(
+        task, Path(shutil.copytree(tree, tree.with_name("other")))
+    )
+    before = files(tree)
+    observing = SingleCommitHistory(**settings("SingleCommitHistory", mode="observe"))
+    noted = await observing.setup(task, tree)
+    assert as_acted(noted) == list(taken)
+    assert [finding.acted for finding in noted] == [False]
+    assert files(tree) == before
+    assert observing.extract(task, tree, patch_of()) == (patch_of(), ()), "hooks of the source are not the agent's"
+    (tree / ".git/hooks/post-merge").write_text("#!/bin/sh\ncp x conftest.py\n")
+    assert [finding.paths for finding in observing.extract(task, tree, patch_of())[1]] == [(".git/hooks/post-merge",)]
+
+
 # ---------------------------------------------------------------- withheld_tests
 
 
@@ -212,6 +229,10 @@ async def test_a_tree_that_shows_the_withheld_tests_is_refused(task: Task, tree:
     (tree / "docs/example.txt").write_bytes(TESTS)
     with pytest.raises(EnvironmentFailure, match=r"docs/example\.txt"):
         await defense.setup(task, tree)
+    noted = await WithheldTests(**settings("WithheldTests", mode="observe")).setup(task, tree)
+    assert [(finding.phase, finding.paths, finding.acted) for finding in noted] == [
+        ("setup", ("docs/example.txt",), False)
+    ]
 
 
 async def test_tests_that_the_base_has_as_well_are_no_secret(task: Task, tree: Path) -> None:
@@ -256,6 +277,12 @@ def test_what_steers_the_tests_is_reverted(
     patch, findings = defense.extract(task, tmp_path, patch_of(change(path, before, after), code))
     assert patch.paths == ((path, "calc/code.py") if kept else ("calc/code.py",))
     assert [finding.paths for finding in findings] == ([] if kept else [(path,)])
+    given = patch_of(change(path, before, after), code)
+    observed = TestEditsReverted(**settings("TestEditsReverted", mode="observe"))
+    left, noted = observed.extract(task, tmp_path, given)
+    assert left is given
+    assert as_acted(noted) == list(findings)
+    assert not any(finding.acted for finding in noted)
 
 
 # ---------------------------------------------------------------- signs
@@ -283,7 +310,7 @@ def test_signs_of_an_attack_are_noted_and_left(
     task: Task, tmp_path: Path, path: str, before: bytes | None, after: bytes | None, sign: str
 ) -> None:
     given = patch_of(change(path, before, after), change("calc/fine.py", b"1", b"2"))
-    patch, findings = Signs(**settings("Signs")).extract(task, tmp_path, given)  # type: ignore[arg-type]
+    patch, findings = Signs(**settings("Signs")).extract(task, tmp_path, given)
     assert patch is given
     assert [(found.detail, found.paths) for found in findings] == (
         [(f"looks like an attack: {sign}", (path,))] if sign else []
@@ -310,7 +337,7 @@ def test_signs_of_an_attack_in_what_was_said_are_noted_with_their_call(command: 
     first = exchange("x0", None, [1], [2])
     asked = replace(exchange("x1", first, [3], [4]), response=said)
     aside = replace(exchange("x2", None, [3], [4], kind="side"), response='"git reflog"')
-    findings = Signs(**settings("Signs")).review([first, asked, aside, asked])  # type: ignore[arg-type]
+    findings = Signs(**settings("Signs")).review([first, asked, aside, asked])
     assert [(found.detail, found.phase) for found in findings] == (
         [(f"looks like an attack: {sign} (call 2)", "agent")] if sign else []
     )
@@ -319,7 +346,7 @@ def test_signs_of_an_attack_in_what_was_said_are_noted_with_their_call(command: 
 def test_no_pattern_looks_on_without_end() -> None:
     """An agent's answer of megabytes, all beginnings and no end, would cost its square on the event loop."""
     for patterns in (settings("Signs")["added"], settings("Signs")["said"]):
-        assert not any("]*" in pattern or ".*" in pattern for pattern in patterns.values())  # type: ignore[attr-defined]
+        assert not any("]*" in pattern or ".*" in pattern for pattern in patterns.values())
 
 
 # ---------------------------------------------------------------- reap_processes
@@ -327,10 +354,8 @@ def test_no_pattern_looks_on_without_end() -> None:
 
 @pytest.mark.parametrize("outlived", [0, 3])
 async def test_what_outlived_the_agent_is_a_finding(task: Task, outlived: int) -> None:
-    async def kill() -> int:
-        return outlived
-
-    findings = await ReapProcesses().settle(task, SimpleNamespace(kill=kill))  # type: ignore[arg-type]
+    sandbox: Any = None
+    findings = await ReapProcesses(**settings("ReapProcesses")).settle(task, sandbox, outlived)
     assert [finding.detail.split()[0] for finding in findings] == (["3"] if outlived else [])
 
 
@@ -339,13 +364,24 @@ async def test_what_outlived_the_agent_is_a_finding(task: Task, outlived: int) -
 
 async def test_attempts_to_get_out_are_a_finding(task: Task) -> None:
     tried = ["pypi.org", "stats.vendor.com", "192.0.2.1:443"]
-    sandbox = SimpleNamespace(denied=lambda: tried)
-    stage = DeniedEgress(ignored=["*.vendor.com"])
-    assert [one.detail for one in await stage.settle(task, sandbox)] == [  # type: ignore[arg-type]
-        "tried to reach pypi.org, 192.0.2.1:443"
-    ]
+    sandbox: Any = SimpleNamespace(denied=lambda: tried)
+    stage = DeniedEgress(**settings("DeniedEgress", ignored=["*.vendor.com"]))
+    assert [one.detail for one in await stage.settle(task, sandbox, 0)] == ["tried to reach pypi.org, 192.0.2.1:443"]
     tried[:] = [f"192.0.2.{number}:80" for number in range(12)]
-    (many,) = await stage.settle(task, sandbox)  # type: ignore[arg-type]
+    (many,) = await stage.settle(task, sandbox, 0)
     assert many.detail.endswith("192.0.2.9:80 and 2 more")
     tried[:] = ["stats.vendor.com"]
-    assert not await stage.settle(task, sandbox)  # type: ignore[arg-type]
+    assert not await stage.settle(task, sandbox, 0)
+
+
+# ---------------------------------------------------------------- the pipeline
+
+
+def test_a_defence_that_is_off_is_not_there_and_none_is_stronger_than_the_pipeline() -> None:
+    def stages() -> list[Any]:
+        return [PatchByContents(**settings("PatchByContents", mode=mode)) for mode in ("enforce", "off", "observe")]
+
+    assert [stage.mode for stage in Pipeline(at_most="enforce", stages=stages()).stages] == ["enforce", "observe"]
+    given = stages()
+    assert [stage.mode for stage in Pipeline(at_most="observe", stages=given).stages] == ["observe", "observe"]
+    assert [stage.mode for stage in given] == ["enforce", "off", "observe"]

@@ -81,7 +81,7 @@ def run(layout: Layout, stand: Stand, *, tasks: tuple[str, ...] = ("t", "u"), **
         written=None,
         observe=SimpleNamespace(progress_interval_s=8),
         tasks=SimpleNamespace(load=lambda: tuple(a_task(id=name) for name in tasks)),
-        config={"tasks": {"_target_": "a.Pool"}},
+        config={"tasks": {"_target_": "a.Pool"}, "defense": {"at_most": "enforce", "stages": []}, "verify": {}},
         sandbox=stand,
         verify=stand,
         schedule=SimpleNamespace(concurrency=2),

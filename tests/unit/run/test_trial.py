@@ -76,6 +76,10 @@ class Stand:
     async def stop(self) -> None:
         self._do("stop")
 
+    # the image store
+    def path(self, spec: Any) -> Path:
+        return self.repository
+
     # the harness
     def mount(self, images: Any) -> Mount:
         return Mount(source=self.repository, target="/opt/agent")
@@ -103,7 +107,11 @@ class Stand:
         self._do("setup")
         return ()
 
-    async def settle(self, task: Any, sandbox: Any) -> tuple[()]:
+    async def inspect(self, task: Any, root: Path) -> tuple[()]:
+        self._do("inspect")
+        return ()
+
+    async def settle(self, task: Any, sandbox: Any, outlived: int) -> tuple[()]:
         self._do("settle")
         return ()
 
@@ -158,7 +166,8 @@ async def test_the_stages_follow_each_other_and_each_is_timed(stand: Stand) -> N
     scored = await stand.run()
     assert scored.verdict is not None
     assert {"setup", "agent", "extract", "stop", "first_request", "grade"} <= set(scored.trajectory.timings)
-    order = ["setup", "create", "upload", "exec", "judge", "close", "kill", "download", "extract", "stop", "grade"]
+    order = ["inspect", "setup", "create", "upload", "exec", "judge", "close", "kill", "settle", "download", "extract"]
+    order += ["stop", "grade"]
     first = [stand.log.index(stage) for stage in order]
     assert first == sorted(first)
     assert stand.entered == ["setup", "agent", "extract", "stop", "grade"]
@@ -174,6 +183,7 @@ async def test_nobody_samples_once_the_harness_has_ended(stand: Stand) -> None:
 @pytest.mark.parametrize(
     ("stage", "failure", "termination"),
     [
+        ("inspect", EnvironmentFailure, Termination.SETUP_FAILED),
         ("setup", EnvironmentFailure, Termination.SETUP_FAILED),
         ("create", SandboxError, Termination.SETUP_FAILED),
         ("upload", SandboxError, Termination.SETUP_FAILED),
@@ -198,8 +208,8 @@ async def test_what_breaks_around_the_agent_excludes_the_trial(
     assert_excluded(scored, termination)
     assert "it broke" in scored.trajectory.reason
     assert "close" in stand.log
-    assert "exec" not in stand.log or stage not in ("setup", "create", "upload", "listen", "write")
-    assert ("stop" in stand.log) == (stage not in ("setup", "create"))
+    assert "exec" not in stand.log or stage not in ("inspect", "setup", "create", "upload", "listen", "write")
+    assert ("stop" in stand.log) == (stage not in ("inspect", "setup", "create"))
 
 
 async def test_a_sandbox_that_cannot_be_removed_changes_nothing_about_the_trial(stand: Stand) -> None:

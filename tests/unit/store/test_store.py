@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from power_cut import Disk, present
 from record_pieces import a_task, a_trial
@@ -26,6 +28,7 @@ from engine.core.records import (
     Verdict,
 )
 from engine.core.whole import write_whole
+from engine.store.codec import to_row
 from engine.store.layout import Layout
 from engine.store.ledger import Ledger
 from engine.store.reader import Reader
@@ -115,6 +118,25 @@ def test_a_trial_comes_back_exactly(tmp_path: Path, routed: bool, kept: bool) ->
     back = Reader(layout).trial(0, scored.trajectory.trial)
     assert back is not None
     same(scored, back)
+
+
+def test_a_trial_of_before_findings_told_whether_they_acted_is_read(tmp_path: Path) -> None:
+    layout = Layout(root=tmp_path)
+    scored = a_scored(tmp_path, routed=False)
+    row = to_row(scored)
+    for finding in row["findings"]:
+        del finding["acted"]
+    texts = [(name, pa.string()) for name in ("stage", "phase", "detail")]
+    kind = pa.struct([*texts, ("paths", pa.list_(pa.string()))])
+    schema = record_schema("trial")
+    index = schema.get_field_index("findings")
+    old = schema.set(index, pa.field("findings", pa.list_(kind)))
+    path = layout.trial(0, "train", scored.trajectory.trial.key)
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist([row], schema=old), path)
+    back = Reader(layout).trial(0, scored.trajectory.trial)
+    assert back is not None
+    assert back.trajectory.findings == (dataclasses.replace(scored.trajectory.findings[0], acted=True),)
 
 
 def test_another_attempt_is_another_trial(tmp_path: Path) -> None:

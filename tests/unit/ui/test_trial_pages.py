@@ -57,7 +57,9 @@ async def test_a_trajectory_turn_by_turn(browser: httpx.AsyncClient) -> None:
     assert [said["role"] for said in second["messages"]] == ["assistant", "tool"]  # what is new, as the harness says it
     assert second["answer"]["text"] == "done"
     assert (first["repeats"], second["repeats"]) == (False, True)
-    assert (await shown(browser, f"{EVIL_TRIAL}/turns")).count("The answer of x0, as it was.") == 1
+    text = await shown(browser, f"{EVIL_TRIAL}/turns")
+    assert text.count("The answer of x0, as it was.") == 1
+    assert (text.count("(grade, only noted)"), text.count("only noted")) == (1, 1), "the other finding was acted upon"
     assert json.loads(first["answer"]["calls"][0]["arguments"]) != {}
     assert (first["segment"], first["position"]) == (0, first["prompt_length"])
     assert (second["segment"], second["position"]) == (0, second["prompt_length"])

@@ -47,7 +47,7 @@ def report(outcomes: dict[str, Outcome], canaries: tuple[CanaryFile, ...] = (), 
 def test_what_satisfies_a_test_id(task: Task, kind: str, outcome: Outcome, ok: bool) -> None:
     results = judge(task, {**GOOD, kind: outcome})
     assert next(result for result in results if result.id == kind).ok is ok
-    assert decide(task, (), report({**GOOD, kind: outcome}), "exited", "").reward == float(ok)
+    assert decide(task, (), report({**GOOD, kind: outcome}), "exited", "", enforce=True).reward == float(ok)
 
 
 @pytest.mark.parametrize(("outcome", "ok"), [("xfailed", True), ("xpassed", True), ("skipped", False)])
@@ -63,13 +63,13 @@ def test_expected_failures_count_as_passed_and_skips_for_pass_to_pass_alone(
 
 def test_a_test_that_did_not_run_is_missing(task: Task) -> None:
     outcomes = {test: outcome for test, outcome in GOOD.items() if test != PASS_TO_PASS[1]}
-    verdict = decide(task, (), report(outcomes), "exited", "")
+    verdict = decide(task, (), report(outcomes), "exited", "", enforce=True)
     assert (verdict.reward, verdict.resolved) == (0.0, False)
     assert f"first: {PASS_TO_PASS[1]} missing" in verdict.evidence
 
 
 def test_a_whole_run_with_its_canaries_is_rewarded(task: Task, canaries: tuple[CanaryFile, ...]) -> None:
-    verdict = decide(task, canaries, report(GOOD, canaries), "exited", "output")
+    verdict = decide(task, canaries, report(GOOD, canaries), "exited", "output", enforce=True)
     assert (verdict.reward, verdict.resolved, verdict.findings) == (1.0, True, ())
     assert verdict.evidence == "fail_to_pass 1/1, pass_to_pass 5/5\noutput"
 
@@ -78,32 +78,44 @@ def test_a_whole_run_with_its_canaries_is_rewarded(task: Task, canaries: tuple[C
 def test_a_canary_that_turned_takes_the_reward(task: Task, canaries: tuple[CanaryFile, ...], wrong: str) -> None:
     victim = next(test for test, expected in canaries[1].expected.items() if expected == "failed")
     read = report({**GOOD, victim: "passed" if wrong == "flipped" else "missing"}, canaries)
-    verdict = decide(task, canaries, read, "exited", "")
+    verdict = decide(task, canaries, read, "exited", "", enforce=True)
     assert verdict.reward == 0.0
     assert [(finding.stage, finding.paths) for finding in verdict.findings] == [("canaries", (victim,))]
 
 
+def test_a_canary_that_turned_is_only_noted_where_canaries_observe(
+    task: Task, canaries: tuple[CanaryFile, ...]
+) -> None:
+    victim = next(test for test, expected in canaries[1].expected.items() if expected == "failed")
+    read = report({**GOOD, victim: "passed"}, canaries)
+    taken = decide(task, canaries, read, "exited", "", enforce=True)
+    noted = decide(task, canaries, read, "exited", "", enforce=False)
+    assert (taken.reward, noted.reward, noted.resolved) == (0.0, 1.0, True)
+    assert [replace(finding, acted=True) for finding in noted.findings] == list(taken.findings)
+    assert [finding.acted for finding in noted.findings] == [False]
+
+
 def test_a_canary_that_was_never_reported_takes_the_reward(task: Task, canaries: tuple[CanaryFile, ...]) -> None:
-    verdict = decide(task, canaries, report(GOOD), "exited", "")
+    verdict = decide(task, canaries, report(GOOD), "exited", "", enforce=True)
     assert (verdict.reward, verdict.findings[0].stage) == (0.0, "canaries")
 
 
 def test_a_report_that_is_not_believed_takes_the_reward(task: Task) -> None:
-    verdict = decide(task, (), report(GOOD, fault="line 3 was not written by the runner"), "exited", "")
+    verdict = decide(task, (), report(GOOD, fault="line 3 was not written by the runner"), "exited", "", enforce=True)
     assert verdict.reward == 0.0
     assert "line 3" in verdict.findings[0].detail
 
 
 @pytest.mark.parametrize("ended", ["timeout", "flooded", "lost"])
 def test_a_run_that_did_not_end_by_itself_is_reward_0(task: Task, ended: str) -> None:
-    assert decide(task, (), report(GOOD), ended, "").reward == 0.0
+    assert decide(task, (), report(GOOD), ended, "", enforce=True).reward == 0.0
 
 
 @pytest.mark.parametrize(("told", "reward"), [("failed", 1.0), ("missing", 1.0), ("skipped", 1.0), ("passed", 0.0)])
 def test_a_copy_of_a_target_test_takes_the_reward_only_by_passing(task: Task, told: Outcome, reward: float) -> None:
     copies = CanaryFile(path="tests/test_x.py", source="", expected={"tests/test_x.py::test_y": "failed"}, copied=True)
     outcomes = GOOD if told == "missing" else {**GOOD, "tests/test_x.py::test_y": told}
-    verdict = decide(task, (copies,), report(outcomes), "exited", "")
+    verdict = decide(task, (copies,), report(outcomes), "exited", "", enforce=True)
     assert verdict.reward == reward
     assert [finding.paths for finding in verdict.findings] == ([] if reward else [("tests/test_x.py::test_y",)])
 
@@ -121,7 +133,7 @@ def test_canaries_are_real_tests_with_unpredictable_names(canaries: tuple[Canary
 def test_an_excuse_that_the_test_does_not_give_is_not_taken(task: Task) -> None:
     """`pytest.xfail()` and `pytest.skip()` can come from the code under test."""
     for outcome in ("xfailed", "skipped"):
-        verdict = decide(task, (), report({**GOOD, FAIL_TO_PASS[0]: outcome}), "exited", "")
+        verdict = decide(task, (), report({**GOOD, FAIL_TO_PASS[0]: outcome}), "exited", "", enforce=True)
         assert (verdict.reward, verdict.tests[0].ok) == (0.0, False)
 
 
