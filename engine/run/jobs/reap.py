@@ -1,10 +1,11 @@
 """`job=reap`: removes what a `kill -9` left behind, of any run of this user on this machine.
 
 Sandboxes with their mounts, containers and services, temporary folders, half-made downloads and images in the cache,
-scratch folders and half-written files of the runs under `run.root`. Whatever has a living process is left alone:
-liveness is a lock that the kernel drops with the process. What cannot be removed, or claimed, keeps nothing else from
-being removed, and is named at the end. Every job does this for what is its own; this one does it for
-all, at once. Processes are not its concern: each ends with the one that started it (`core/supervise.py`).
+scratch folders and half-written files of the runs under `run.root`; and, which no other job removes, the sandboxes that
+`job=trial job.keep=true` left running. Whatever has a living process is left alone: liveness is a lock that the kernel
+drops with the process. What cannot be removed, or claimed, keeps nothing else from being removed, and is named at the
+end. Every job does this for what is its own; this one does it for all, at once. Processes are not its concern: each
+ends with the one that started it (`core/supervise.py`).
 """
 
 import asyncio
@@ -51,7 +52,7 @@ def _reap(runs: Path) -> tuple[list[str], list[str]]:
     removed: list[str] = []
     problems: list[str] = []
     try:
-        names, problems = ledger.reap_sessions(None)
+        names, problems = ledger.reap_sessions(None, left_too=True)
         removed += [f"sandbox {name}" for name in names]
     except OSError as error:  # the records of all of them cannot be had
         problems.append(f"{error.filename or 'sandboxes'} ({error.strerror})")
