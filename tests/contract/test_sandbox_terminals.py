@@ -156,9 +156,11 @@ async def test_one_that_is_left_is_entered_again_and_goes_when_asked(left: tuple
 async def test_one_that_lasts_ends_with_its_runtime_unless_it_is_left(kind: str, own_cache: None) -> None:
     runtime = make_runtime(kind)
     await runtime.start(DebianImageStore(), f"lasting-{kind}")
-    sandbox = await runtime.create(specification(lasting=True))
-    name = sandbox.room.folder.name
-    assert traces(name)
-    await runtime.stop()
+    try:
+        sandbox = await runtime.create(specification(lasting=True))
+        name = sandbox.room.folder.name
+        assert traces(name)
+    finally:
+        await runtime.stop()
     assert traces(name) == []
     assert name not in names()
