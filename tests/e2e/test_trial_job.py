@@ -87,23 +87,18 @@ def stored(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
 
 
 def test_a_harness_is_watched_and_what_it_did_is_told_and_kept(folder: Path) -> None:
-    done = engine(
-        folder, "job.task=calc", "job.shell=after", "job.commands=['git diff --stat; curl -s 127.0.0.1:8080']"
-    )
+    look = """git diff --stat; bash -c "exec 3<>/dev/tcp/127.0.0.1/8080" && echo the model answers"""
+    done = engine(folder, "job.task=calc", "job.shell=after", f"job.commands=['{look}']")
     assert done.returncode == 0, done.stderr
     said = done.stderr
-    order = [
-        "task calc (train), harness mini_swe_agent: Mend",
-        "starting inference",
-        "setup",
-        "agent",
-        "call x0: prompt",
-    ]
-    order += ['  bash {"command"', "call x1: prompt", f'bash {{"command": "{SUBMIT}', "$ git diff", "extract", "grade"]
+    order = ["task calc (train), harness mini_swe_agent: Mend", "] starting inference", "] setup", "] agent"]
+    order += ["call x0: prompt", '  bash {"command"', "call x1: prompt", f'bash {{"command": "{SUBMIT}', "$ git diff"]
+    order += ["] extract", "] grade"]
     places = [said.find(part) for part in order]
     assert places == sorted(places) and places[0] >= 0, said
     shown = done.stdout
     assert "calc/__init__.py | 2 +-" in shown, "the commands see the agent's work"
+    assert "the model answers" in shown
     for part in (
         "ended      agent_completed: the agent finished",
         "calls      2, ",
@@ -122,7 +117,7 @@ def test_a_harness_is_watched_and_what_it_did_is_told_and_kept(folder: Path) -> 
 
 
 def test_a_trial_that_is_excluded_ends_with_3(folder: Path) -> None:
-    done = engine(folder, "job.task=calc", "inference.script={'*': []}", "proxy.max_prompt_tokens=8")
+    done = engine(folder, "job.task=calc", "proxy.max_prompt_tokens=8")
     assert done.returncode == 3, done.stderr
     assert "(excluded: neither trained on nor counted)" in done.stdout
 
@@ -231,7 +226,8 @@ def test_a_shell_is_the_persons_and_what_is_kept_is_entered_again(folder: Path, 
         person.resize(50, 100)
         os.kill(person.pid, signal.SIGWINCH)
         person.type(b"stty size\r")
-        assert b"50 100" in person.until(b"[calc] /testbed$ ")
+        person.until(b"50 100\r\n")
+        person.until(b"[calc] /testbed$ ")
         person.type(b"sleep 1000\r")
         person.until(b"sleep 1000\r\n")
         person.type(b"\x03")  # the engine does not hear of it
