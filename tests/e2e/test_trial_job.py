@@ -264,7 +264,8 @@ def test_a_terminal_is_as_it_was_when_the_trial_is_interrupted(folder: Path) -> 
         person.until(b"[calc] /testbed$ ")
         assert termios.tcgetattr(person._fd) != before
         os.kill(person.pid, signal.SIGTERM)
-        person.until(b"stopping")
+        person.until(b"] stopping")
+        assert termios.tcgetattr(person._fd) == before
         code, said = person.end()
     finally:
         person.kill()

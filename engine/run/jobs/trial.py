@@ -79,11 +79,11 @@ class TrialJob:
         if self.task is None:
             return _list(built)
         self._check_terminal("job.shell", self.shell, needed=self.shell != "none")
-        images = DebianImageStore()
+        harness, images = self._harness(built), DebianImageStore()
         check = check_grading if self.harness == BY_HAND else check_machine
         check(built, images)
         tasks = built.tasks.load()
-        task, harness = _find(tasks, self.task), self._harness(built)
+        task = _find(tasks, self.task)
         with open_trial_directory(built, task.id) as layout:
             return await self._work(built, images, layout, tasks, _trial(built, task, harness, layout.root.name))
 
