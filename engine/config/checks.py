@@ -292,6 +292,19 @@ def _pool(config: Config) -> tuple[str, Config]:
     return [*none, *_pools(config)][-1]
 
 
+def _trial_says_when(config: Config) -> Iterator[ConfigError]:
+    job = _at(config, "job") or {}
+    if job.get("_target_") != "engine.run.jobs.trial.TrialJob":
+        return
+    if job["commands"] and job["shell"] == "none" and job["harness"] != "none" and job["enter"] is None:
+        problem = "nothing says when they are run"
+        way_out = "set job.shell=before or after (the agent), or job.harness=none"
+        yield ConfigError("job.commands", job["commands"], problem, way_out)
+    if job["enter"] is not None and job["task"] is not None:
+        problem = f"a sandbox that is there is entered (job.enter={job['enter']}), and no trial is run"
+        yield ConfigError("job.task", job["task"], problem, "leave one of the two out")
+
+
 RULES: tuple[Rule, ...] = (
     _name_is_free,
     _group_has_spread,
@@ -315,6 +328,7 @@ RULES: tuple[Rule, ...] = (
     _goals_leave_room,
     _pool_has_what_the_job_takes,
     _selection_can_keep_tasks,
+    _trial_says_when,
 )
 
 

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 """Takes one line of progress for a person."""
+Talk = Callable[[int], Awaitable[None]]
+"""Carries what is typed and shown between a person and an open terminal (its master's file descriptor), until nothing
+holds the other end any more, or until it is cancelled."""
 
 
 @runtime_checkable
@@ -87,6 +90,11 @@ class Sandbox(Protocol):
         runs its program with `command` as `sys.argv`; all else is the same. HarnessError: it cannot be started."""
         ...
 
+    async def attach(self, command: Sequence[str], *, environment: Mapping[str, str], cwd: str, talk: Talk) -> int:
+        """Run a command as `exec` does, on a terminal of the sandbox's own and for as long as it takes; returns its
+        exit code. When `talk` ends first, the person is gone and the command is killed (-1)."""
+        ...
+
     async def write(self, files: Mapping[str, bytes]) -> None:
         """Write files (absolute sandbox path → contents), making parent folders; owned by the sandbox's user."""
         ...
@@ -115,7 +123,14 @@ class Sandbox(Protocol):
         ...
 
     async def kill(self) -> int:
-        """Kill every process of the sandbox; returns how many outlived the last command. Files stay."""
+        """Kill every process of the sandbox; returns how many outlived the last command. Files stay.
+
+        Of a lasting sandbox the first process lives on: nothing of anybody's runs, but commands can be started."""
+        ...
+
+    async def leave(self, environment: Mapping[str, str], cwd: str) -> str:
+        """Leave a lasting sandbox running when this process ends: `stop` then removes nothing. Returns the name by
+        which another process enters it, with that environment and current folder (`engine.sandbox.reentry`)."""
         ...
 
     async def stop(self) -> None:
@@ -265,6 +280,9 @@ class Session(Protocol):
     """The proxy's side of one trial."""
 
     endpoint: Endpoint
+    heard: Callable[[Exchange], None] | None
+    """Is told of each call as it is answered or comes to nothing, on the event loop; what it is shown may still be
+    taken back (a turn that is lost). None: nobody watches."""
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve this trial, and no other, on a listening socket."""

@@ -71,6 +71,8 @@ class SandboxSpec:
     pids: int
     disk_mb: int
     """Size of what may be written; 0: not limited."""
+    lasting: bool = False
+    """Whether it may be left running when its process ends: `kill` then spares its first process."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ class Asked:
     def word(self, completion: Completion) -> bytes:
         """The body of the whole answer; also notes it: a stream is noted as the message that it makes."""
         body = orjson.dumps(self.protocol.response(completion))
-        self.call.response = body.decode()
+        self.session.answered(self.call, body.decode())
         return body
 
     def lose(self) -> None:

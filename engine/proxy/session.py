@@ -11,7 +11,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ class TrialSession:
             api_key=f"sk-trial-{secrets.token_urlsafe(24)}",
             model=turns.model,
         )
+        self.heard: Callable[[Exchange], None] | None = None
         self._server = server
         self._sockets: list[ServedSocket] = []
         self._calls: list[Call] = []
@@ -132,9 +133,17 @@ class TrialSession:
         self.unanswered(call, f"{type(fault).__name__}: {fault}")
         self.note(fault)
 
+    def answered(self, call: Call, response: str) -> None:
+        """A call has its answer, which is on its way to the client."""
+        call.response = response
+        if self.heard is not None:
+            self.heard(_exchange(call))
+
     def unanswered(self, call: Call, reason: str) -> None:
         """Nothing comes of a call: it is remembered, its body as far as there is room."""
         call.error = reason
+        if self.heard is not None:
+            self.heard(_exchange(call))
         if not isinstance(call.request, Body):
             call.request = call.request[: min(REFUSED_BODY, self._room)]
             self._room -= len(call.request)

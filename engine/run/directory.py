@@ -4,10 +4,12 @@ Refuses a directory that cannot be made, one in which another process works, and
 configuration (a `run.name` that is used again): its trials and weights are not this run's.
 """
 
+import re
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 import yaml
@@ -38,6 +40,31 @@ def open_directory(built: Built) -> Iterator[Layout]:
             raise ConfigError("run.root", str(layout.root.parent), problem, "name a folder to write to") from error
         _check_same(built, layout)
         remove_leftovers(layout)
+        yield layout
+
+
+@contextmanager
+def open_trial_directory(built: Built, task: str) -> Iterator[Layout]:
+    """Make and hold a directory for one trial, beside those of runs: `run.name`, else `trial-TASK-N`.
+
+    Raises ConfigError for a name that is taken: what is there is another run's."""
+    parent, named = built.directory.parent, built.config["run"]["name"]
+    safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", task)[:100]
+    try:
+        make_folder(parent)
+        for root in [built.directory] if named else (parent / f"trial-{safe}-{number}" for number in count(1)):
+            with suppress(FileExistsError):
+                root.mkdir()
+                break
+        else:
+            problem = f"{built.directory} is there already, and a trial is mixed into no other run"
+            raise ConfigError("run.name", named, problem, "choose another name, or set run.name=null")
+    except OSError as error:
+        problem = f"{parent} cannot be written ({error.strerror})"
+        raise ConfigError("run.root", str(parent), problem, "name a folder to write to") from error
+    with ExitStack() as held:
+        layout = Layout(root=root)
+        _hold(layout, held)
         yield layout
 
 

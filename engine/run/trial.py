@@ -2,6 +2,9 @@
 
 Invariant: a trial that was started always yields a `Scored`; whatever broke around the agent excludes it, with its
 reason, and is never a reward of 0. Errors that are not the project's own (bugs) pass through and stop the run.
+
+A trial without a harness (`BY_HAND`) is a visitor's own work in the same sandbox, behind the same defences, and is
+judged like an agent's.
 """
 
 import asyncio
@@ -12,19 +15,44 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from engine.config.built import Built
 from engine.core.contracts import Defense, Harness, ImageStore, Proxy, Sandbox, SandboxRuntime, Session, Verifier
 from engine.core.errors import EnvironmentFailure, HarnessError, SandboxError
-from engine.core.records import Finding, Patch, Scored, Task, Termination, Trajectory, Trial
-from engine.core.specs import SandboxSpec
+from engine.core.records import Exchange, Finding, Patch, Scored, Task, Termination, Trajectory, Trial
+from engine.core.specs import Mount, SandboxSpec
 from engine.defense.patch_by_contents import make_patch
 
 PORT = 8080
 """Port on the sandbox's own loopback where the harness finds its model."""
 REPORT_LIMIT = 1 << 20
 """Bytes of the harness's report that are read."""
+BY_HAND = "none"
+"""Name of no harness: a visitor works in the sandbox in place of an agent."""
+
+
+class Visitor(Protocol):
+    """Somebody who looks on at one trial and may go into its sandbox. Raises nothing but bugs and its own end."""
+
+    lasting: bool
+    """Whether the sandbox may be left running (`SandboxSpec.lasting`)."""
+
+    def heard(self, exchange: Exchange) -> None:
+        """A call was answered, or came to nothing."""
+        ...
+
+    async def before(self, sandbox: Sandbox, environment: Mapping[str, str]) -> None:
+        """All is set up as the agent will find it, the model answers, and the agent has not been started."""
+        ...
+
+    async def after(self, sandbox: Sandbox) -> None:
+        """The agent has ended, however it did; the model still answers, and nothing was taken from the sandbox."""
+        ...
+
+    async def leave(self, sandbox: Sandbox) -> None:
+        """All was taken from the sandbox, which is removed next unless it is left running (`Sandbox.leave`)."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +69,8 @@ class Workshop:
     """Host folder for staged and downloaded trees."""
     pids: int
     disk_mb: int
+    visitor: Visitor | None = None
+    """None: nobody looks on, as always in training."""
 
     @classmethod
     def of(cls, built: Built, images: ImageStore, proxy: Proxy, scratch: Path) -> Self:
@@ -85,7 +115,8 @@ async def run_trial(trial: Trial, shop: Workshop, enter: Callable[[str], None] =
     folder = Path(tempfile.mkdtemp(prefix=f"{trial.key}-", dir=shop.scratch))
     notes = _Notes(enter=enter)
     try:
-        trajectory = await _agent_phase(trial, shop, folder, notes)
+        phase = _hand_phase if trial.harness == BY_HAND else _agent_phase
+        trajectory = await phase(trial, shop, folder, notes)
         if trajectory.patch is None:
             return Scored(trajectory=trajectory, verdict=None)
         return await _grade_phase(trajectory, trajectory.patch, shop, notes)
@@ -96,17 +127,21 @@ async def run_trial(trial: Trial, shop: Workshop, enter: Callable[[str], None] =
 async def _agent_phase(trial: Trial, shop: Workshop, folder: Path, notes: _Notes) -> Trajectory:
     harness = shop.harnesses[trial.harness]
     session = shop.proxy.open(trial, harness, PORT, folder)
+    if shop.visitor is not None:
+        session.heard = shop.visitor.heard
     sandbox: Sandbox | None = None
     patch: Patch | None = None
     ending: tuple[Termination, str]
     try:
         try:
             with notes.stage("setup"):
-                sandbox = await _set_up(trial.task, harness, shop, folder, notes, str(trial.key))
+                sandbox = await _set_up(trial, (harness.mount(shop.images),), shop, folder, notes)
         except EnvironmentFailure as failure:
             ending = Termination.SETUP_FAILED, str(failure)
         else:
-            ending = await _converse(trial, harness, session, sandbox, notes)
+            ending = await _converse(trial, harness, session, sandbox, notes, shop.visitor)
+            if shop.visitor is not None:
+                await shop.visitor.after(sandbox)
         # Before anything else: what the harness left running must not sample for it.
         exchanges, segments, ended_by_proxy = await session.close()
         for defense in shop.defenses:
@@ -114,6 +149,8 @@ async def _agent_phase(trial: Trial, shop: Workshop, folder: Path, notes: _Notes
         ending = _reconcile(ending, ended_by_proxy, sampled=any(len(exchange.sampled_ids) for exchange in exchanges))
         if sandbox is not None and not ending[0].excluded:
             patch, ending = await _extract(trial.task, shop, sandbox, folder, notes, ending)
+        if sandbox is not None and shop.visitor is not None:
+            await shop.visitor.leave(sandbox)
     finally:
         try:
             await session.close()
@@ -134,6 +171,39 @@ async def _agent_phase(trial: Trial, shop: Workshop, folder: Path, notes: _Notes
     )
 
 
+async def _hand_phase(trial: Trial, shop: Workshop, folder: Path, notes: _Notes) -> Trajectory:
+    """As `_agent_phase`, with the visitor in the agent's place: no harness, no model."""
+    sandbox: Sandbox | None = None
+    patch: Patch | None = None
+    ending = Termination.AGENT_COMPLETED, "worked on by hand"
+    try:
+        try:
+            with notes.stage("setup"):
+                sandbox = await _set_up(trial, (), shop, folder, notes)
+        except EnvironmentFailure as failure:
+            ending = Termination.SETUP_FAILED, str(failure)
+        else:
+            assert shop.visitor is not None
+            with notes.stage("agent"):
+                await shop.visitor.before(sandbox, {})
+                await shop.visitor.after(sandbox)
+            patch, ending = await _extract(trial.task, shop, sandbox, folder, notes, ending)
+            await shop.visitor.leave(sandbox)
+    finally:
+        if sandbox is not None:
+            await _remove(sandbox, notes)
+    return Trajectory(
+        trial=trial,
+        exchanges=(),
+        segments=(),
+        termination=ending[0],
+        reason=ending[1],
+        timings=notes.timings,
+        patch=patch,
+        findings=tuple(notes.findings),
+    )
+
+
 async def _remove(sandbox: Sandbox, notes: _Notes) -> None:
     """A sandbox that cannot be removed is reaped later; it changes nothing about what the trial was."""
     try:
@@ -143,25 +213,26 @@ async def _remove(sandbox: Sandbox, notes: _Notes) -> None:
         notes.findings.append(Finding(stage="sandbox", phase="stop", detail=str(failure)))
 
 
-async def _set_up(task: Task, harness: Harness, shop: Workshop, folder: Path, notes: _Notes, name: str) -> Sandbox:
-    for root in (shop.images.path(task.image), harness.mount(shop.images).source):
+async def _set_up(trial: Trial, mounts: tuple[Mount, ...], shop: Workshop, folder: Path, notes: _Notes) -> Sandbox:
+    task, staged = trial.task, folder / "staged"
+    for root in (shop.images.path(task.image), *(mount.source for mount in mounts)):
         for defense in shop.defenses:
             notes.findings += await defense.inspect(task, root)
-    staged = folder / "staged"
     await asyncio.to_thread(shutil.copytree, task.repository, staged, symlinks=True)
     for defense in shop.defenses:
         notes.findings += await defense.setup(task, staged)
     sandbox = await shop.sandboxes.create(
         SandboxSpec(
-            name=name,
+            name=str(trial.key),
             image=task.image,
-            mounts=(harness.mount(shop.images),),
+            mounts=mounts,
             workdir=task.workdir,
             environment={},
             memory_mb=task.memory_mb,
             cpus=task.cpus,
             pids=shop.pids,
             disk_mb=shop.disk_mb,
+            lasting=shop.visitor is not None and shop.visitor.lasting,
         )
     )
     try:
@@ -173,13 +244,15 @@ async def _set_up(task: Task, harness: Harness, shop: Workshop, folder: Path, no
 
 
 async def _converse(
-    trial: Trial, harness: Harness, session: Session, sandbox: Sandbox, notes: _Notes
+    trial: Trial, harness: Harness, session: Session, sandbox: Sandbox, notes: _Notes, visitor: Visitor | None
 ) -> tuple[Termination, str]:
     """Start the harness, serve it until it ends, and say how it ended."""
     try:
         await session.serve(await sandbox.listen(PORT))
         launch = harness.launch(trial.task, session.endpoint)
         await sandbox.write(launch.files)
+        if visitor is not None:
+            await visitor.before(sandbox, launch.environment)
         notes.launched_s = time.time()
         with notes.stage("agent"):
             result = await sandbox.exec(

@@ -91,10 +91,7 @@ async def open_workbench(
 
     What fails while stopping is raised only where nothing else is: the first failure says what is wrong."""
     model = built.model.info()
-    problems: list[Exception] = []
-    layout.scratch.mkdir(parents=True, exist_ok=True)
-    layout.logs.mkdir(parents=True, exist_ok=True)
-    try:
+    async with _stopped_at_the_end(built, layout, tell):
         # First: it refuses a renderer or limits that fit model or harness ill in a second, an engine takes a minute.
         tell("starting the proxy")
         await built.proxy.start(model, built.inference)
@@ -109,6 +106,33 @@ async def open_workbench(
             trainer=built.train,
             shop=Workshop.of(built, images, built.proxy, layout.scratch),
         )
+
+
+@asynccontextmanager
+async def open_shop(
+    built: Built, layout: Layout, images: ImageStore, tell: Callable[[str], None], *, engine: bool
+) -> AsyncIterator[Workshop]:
+    """The same for trials that nobody trains on: without the trainer, and without `engine` sandboxes alone."""
+    async with _stopped_at_the_end(built, layout, tell):
+        if engine:
+            tell("starting the proxy")
+            await built.proxy.start(built.model.info(), built.inference)
+            await asyncio.to_thread(built.proxy.check, built.harnesses)
+        tell("starting sandboxes")
+        await built.sandbox.start(images, layout.root.name)
+        if engine:
+            tell("starting inference")
+            await built.inference.start(built.model.info(), layout.logs)
+        yield Workshop.of(built, images, built.proxy, layout.scratch)
+
+
+@asynccontextmanager
+async def _stopped_at_the_end(built: Built, layout: Layout, tell: Callable[[str], None]) -> AsyncIterator[None]:
+    problems: list[Exception] = []
+    layout.scratch.mkdir(parents=True, exist_ok=True)
+    layout.logs.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
     finally:
         tell("stopping")
         problems += await to_the_end(stop_all(built))

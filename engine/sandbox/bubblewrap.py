@@ -2,7 +2,7 @@
 
 The init is `catatonit -P` as process 1, owned by root but without any capability: the agent, another user, cannot
 signal it, and it stays outside the sandbox's limits, so neither `kill -9 -1` nor a fork bomb nor memory pressure ends
-the sandbox. bubblewrap ties it to this process: it dies when the engine does.
+the sandbox. bubblewrap ties it to this process: it dies when the engine does, unless it is to last.
 """
 
 import asyncio
@@ -25,6 +25,8 @@ from engine.sandbox.tools import find
 
 _INIT = "/.init"
 _START_S = 20.0
+_DETACHED = ("/bin/sh", "-c", '"$@" &', "sh")
+"""Starts a program that is no child of this process, and so may outlive it."""
 
 
 class BubblewrapRuntime(LocalRuntime):
@@ -96,6 +98,7 @@ class BubblewrapRuntime(LocalRuntime):
         with os.fdopen(told_read, "rb") as told, messages.open("wb") as log:
             try:
                 process = await asyncio.create_subprocess_exec(
+                    *(_DETACHED if spec.lasting else ()),
                     *self._command(spec, room, told_write),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
@@ -110,7 +113,7 @@ class BubblewrapRuntime(LocalRuntime):
             try:
                 text = await in_thread(told.read)
                 init = int(json.loads(text)["child-pid"]) if text else 0
-                await _until_waiting(process, init, messages)
+                await _until_waiting(process, init, messages, lasting=spec.lasting)
             except BaseException:
                 await end(process)
                 raise
@@ -122,7 +125,8 @@ class BubblewrapRuntime(LocalRuntime):
         if init is None or bwrap is None:
             raise SandboxError("bwrap or catatonit is not installed: apt-get install bubblewrap catatonit")
         command = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup"]
-        command += ["--hostname", "sandbox", "--new-session", "--die-with-parent", "--as-pid-1", "--clearenv"]
+        command += ["--hostname", "sandbox", "--new-session", "--as-pid-1", "--clearenv"]
+        command += [] if spec.lasting else ["--die-with-parent"]
         command += ["--cap-drop", "ALL", "--info-fd", str(told)]
         command += ["--bind", str(room.root), "/", "--proc", "/proc", "--dev", "/dev"]
         command += ["--size", str(self._shm_mb << 20), "--perms", "1777", "--tmpfs", "/dev/shm"]  # noqa: S108
@@ -131,10 +135,10 @@ class BubblewrapRuntime(LocalRuntime):
         return [*command, "--ro-bind", init, _INIT, "--chdir", "/", "--", _INIT, "-P"]
 
 
-async def _until_waiting(process: asyncio.subprocess.Process, init: int, messages: Path) -> None:
+async def _until_waiting(process: asyncio.subprocess.Process, init: int, messages: Path, *, lasting: bool) -> None:
     """Wait until the first process has become the init: then all mounts are in place and all rights given up."""
     deadline = time.monotonic() + _START_S
-    while process.returncode is None and time.monotonic() < deadline and init:
+    while (lasting or process.returncode is None) and time.monotonic() < deadline and init:
         with contextlib.suppress(OSError):
             if Path(f"/proc/{init}/cmdline").read_bytes().startswith(_INIT.encode() + b"\0"):
                 return

@@ -159,10 +159,13 @@ class Cgroup:
 
     def command_group(self) -> "CommandGroup":
         """A new child group for one command."""
-        self._commands += 1
         base = self._base
-        child = base / f"command-{self._commands}"
-        child.mkdir()
+        while True:
+            self._commands += 1
+            child = base / f"command-{self._commands}"
+            with contextlib.suppress(FileExistsError):  # another process's, in a sandbox that was left running
+                child.mkdir()
+                break
         others = [folder for folder in self.folders if folder != base]
         return CommandGroup(child, tuple(folder / "cgroup.procs" for folder in (*others, child)))
 
@@ -179,6 +182,14 @@ class Cgroup:
     def processes(self) -> set[int]:
         """Host process ids of all members, zombies left out."""
         return {pid for pid in _members(self._base) if not _is_zombie(pid)}
+
+    def kill_commands(self) -> None:
+        """Kill every command with all that it started, and nothing else: a sandbox's first process is in no command's
+        group. Raises SandboxError when some do not vanish."""
+        for child in self._base.glob("command-*/"):
+            kill_folder(child)
+            with contextlib.suppress(OSError):
+                child.rmdir()
 
     def remove(self) -> None:
         """Kill what is left and remove the folders, unless they are somebody else's."""

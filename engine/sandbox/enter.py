@@ -20,6 +20,7 @@ from _collections_abc import Callable  # loaded already, unlike `collections.abc
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 24, 38, 22
 _SECCOMP_MODE_FILTER = 2
 _KEYCTL_JOIN_SESSION_KEYRING = 1
+_TIOCSCTTY = 0x540E
 _KEYCTL = {"x86_64": 250, "aarch64": 219}
 _CAPABILITY_VERSION_3 = 0x20080522
 _SIGKILL, _SIGPIPE, _SIGXFSZ, _SIG_DFL = 9, 13, 25, None
@@ -82,6 +83,8 @@ def become(request: dict, act: Callable[[dict], int]) -> None:  # type: ignore[t
         _drop(request)
         os.chdir(request["cwd"])
         os.closerange(3, 1 << 16)
+        if request.get("terminal"):  # so that its Ctrl-C reaches the command, and its end hangs the command up
+            _check(_libc.ioctl(0, _TIOCSCTTY, 0), "TIOCSCTTY")
         code = act(request)
     except BaseException as error:
         # Nothing may pass: an exception would unwind into the helper's own code, inside the sandbox.

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import marshal
 import os
-import select
 import signal
 import socket
 import time
@@ -19,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from engine.core.contracts import Talk
 from engine.core.errors import SandboxError
 from engine.core.specs import ExecResult, SandboxSpec, WarmStart
 from engine.core.threads import in_thread
@@ -27,7 +27,10 @@ from engine.sandbox.capture import Capture
 from engine.sandbox.cgroups import Cgroup, CommandGroup
 from engine.sandbox.commands import Entered, kill_command, memory_file, standard_input, start_cold
 from engine.sandbox.egress import Egress, within
+from engine.sandbox.endings import ended, exiting, wait_for_end
+from engine.sandbox.left import Left, note_left
 from engine.sandbox.rooms import HOME, USER, Room
+from engine.sandbox.terminals import Terminal
 from engine.sandbox.warm import Place, WarmProcesses
 
 T = TypeVar("T")
@@ -37,10 +40,10 @@ _NAMESPACES = ("ipc", "uts", "net", "pid", "cgroup", "mnt")
 """In the order of entering: the file system last, because the others are named by paths of the host's."""
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _OOM_SCORE = 500
-_BACKLOG = 128
 _STATUS_LIMIT = 1 << 16
-_PATIENCE_S = 30.0
-_PF_EXITING = 0x4
+_BACKLOG = 128
+_LAST_WORDS_S = 1.0
+"""Between the end of a terminal's command and the end of what is read from it, whichever is first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,7 @@ class ContainedSandbox:
         self._namespaces: dict[str, int] = {}
         self._stopping: asyncio.Task[None] | None = None
         self._egress: Egress | None = None
+        self._left = False
         try:
             for name in _NAMESPACES:
                 self._namespaces[name] = os.open(f"/proc/{parts.init}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
@@ -115,8 +119,10 @@ class ContainedSandbox:
         status, timed_out = Capture(_STATUS_LIMIT, 0), False
         try:
             with standard_input(stdin, self._parts.owner.uid) as source:
-                entering = self._enter(request, warm, group, source, (status, out, err))
+                entering = self._enter(request, warm, group, (status.write, source, out.write, err.write))
                 entered = await _to_the_end(entering, undo=lambda late: kill_command(late, group))
+            for stream in (status, out, err):
+                stream.started()
             try:
                 await asyncio.wait_for(entered.wait(), timeout_s)
             except TimeoutError:
@@ -133,6 +139,36 @@ class ContainedSandbox:
         finally:
             for stream in (status, out, err):
                 stream.finish()
+            group.close()
+
+    async def attach(self, command: Sequence[str], *, environment: Mapping[str, str], cwd: str, talk: Talk) -> int:
+        """Run a command on a terminal of the sandbox's own; see contracts.py. Raises SandboxError as `exec`."""
+        self._require_life()
+        request = self._request(command, environment, cwd) | {"terminal": True}
+        begun, terminal = time.monotonic(), Terminal(self._parts.init, self._parts.owner)
+        group, status = self._parts.cgroup.command_group(), Capture(_STATUS_LIMIT, 0)
+        try:
+            entering = self._enter(request, None, group, (status.write, *(terminal.far,) * 3))
+            entered = await _to_the_end(entering, undo=lambda late: kill_command(late, group))
+            status.started()
+            terminal.started()
+            talking = asyncio.ensure_future(talk(terminal.near))
+            waiting = asyncio.ensure_future(entered.wait())
+            try:
+                await asyncio.wait({talking, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({talking, waiting}, timeout=_LAST_WORDS_S)
+            finally:
+                talking.cancel()
+                gone = not entered.ended  # the person, or this call
+                await _to_the_end(kill_command(entered, group) if gone else entered.end())
+                await _to_the_end(_join(waiting))
+                await asyncio.gather(talking, return_exceptions=True)
+            took = time.monotonic() - begun
+            said = status.finish()
+            return self._result(said, outputs=(b"", b""), timed_out=gone, oom_killed=False, duration_s=took).exit_code
+        finally:
+            terminal.close()
+            status.finish()
             group.close()
 
     def _request(self, command: Sequence[str], environment: Mapping[str, str], cwd: str) -> dict[str, Any]:
@@ -156,11 +192,11 @@ class ContainedSandbox:
         request: dict[str, Any],
         warm: WarmStart | None,
         group: CommandGroup,
-        source: int,
-        captures: tuple[Capture, Capture, Capture],
+        streams: tuple[int, int, int, int],
     ) -> Entered:
-        """Start what enters, over the request, three streams, the namespaces and the control groups."""
-        status, out, err = (capture.write for capture in captures)
+        """Start what enters, over the request, where it tells the end, the command's three streams, the namespaces and
+        the control groups."""
+        status, source, out, err = streams
         namespaces = [self._namespaces[name] for name in _NAMESPACES]
         entered: Entered
         with group.joining() as joins:
@@ -171,8 +207,6 @@ class ContainedSandbox:
                 else:
                     descriptors = [wanted, status, source, out, err, *namespaces, *joins]
                     entered = await self._warm().fork(warm, self._place(request), descriptors)
-        for capture in captures:
-            capture.started()
         return entered
 
     def _warm(self) -> WarmProcesses:
@@ -199,7 +233,7 @@ class ContainedSandbox:
     ) -> ExecResult:
         name = self._parts.spec.name
         kind, _, text = (answer.decode() or "error the process that entered was killed").partition(" ")
-        if not timed_out and (not self._alive() or _exiting(self._parts.init)):
+        if not timed_out and (not self._alive() or exiting(self._parts.init)):
             raise SandboxError(f"sandbox {name} ended while a command ran")
         if not timed_out and kind == "error":
             raise SandboxError(f"sandbox {name} cannot be entered: {text}")
@@ -255,14 +289,34 @@ class ContainedSandbox:
     # ------------------------------------------------------------ the end
 
     async def kill(self) -> int:
-        """Kill every process of the sandbox; returns how many outlived the last command. Files stay."""
+        """Kill every process of the sandbox; returns how many outlived the last command. Files stay.
+
+        The first process of a lasting sandbox lives on."""
         if not self._alive():
             return 0
         left = len(self._parts.cgroup.processes() - {self._parts.init})
+        if self._parts.spec.lasting and self._stopping is None:
+            await in_thread(self._parts.cgroup.kill_commands)
+            return left
         # The kernel kills a process namespace with its first process, and lets nothing new start in it.
         signal.pidfd_send_signal(self._init, signal.SIGKILL)
-        await _wait_for(self._init, self._parts.spec.name)
+        await wait_for_end(self._init, self._parts.spec.name)
         return left
+
+    async def leave(self, environment: Mapping[str, str], cwd: str) -> str:
+        """Leave it running, without a process but its first; see contracts.py. Raises SandboxError when it is gone."""
+        self._require_life()
+        await self.kill()
+        left = Left(
+            name=self._parts.room.folder.name,
+            workdir=cwd,
+            environment=dict(self._parts.spec.environment) | dict(environment),
+            uid=self._parts.owner.uid,
+            disk_mb=self._parts.spec.disk_mb,
+        )
+        await in_thread(note_left, self._parts.room, left)
+        self._left = True
+        return left.name
 
     async def stop(self) -> None:
         """Remove all of it: processes, mounts, files. Safe to call again and to be cancelled.
@@ -272,7 +326,14 @@ class ContainedSandbox:
             self._stopping = asyncio.create_task(self._stop())
         await _to_the_end(_join(self._stopping))
 
+    def release(self) -> None:
+        """Let go of a sandbox that goes on without this process."""
+        self._close_descriptors()
+
     async def _stop(self) -> None:
+        if self._left:
+            self.release()
+            return
         try:
             await self.kill()
         except SandboxError as error:
@@ -284,7 +345,7 @@ class ContainedSandbox:
             _log.warning("sandbox %s is not wholly removed yet: %s", self._parts.spec.name, error)
 
     def _alive(self) -> bool:
-        return self._init >= 0 and not _ended(self._init)
+        return self._init >= 0 and not ended(self._init)
 
     def _require_life(self) -> None:
         if not self._alive():
@@ -329,30 +390,3 @@ def _listener(port: int) -> socket.socket:
         raise
     listener.setblocking(False)
     return listener
-
-
-def _exiting(pid: int) -> bool:
-    """Whether a process is on its way out: a first process takes all others along before it has ended itself."""
-    try:
-        flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
-    except OSError:
-        return True
-    return bool(flags & _PF_EXITING)
-
-
-def _ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-async def _wait_for(pidfd: int, name: str) -> None:
-    """Wait until a process that was killed has ended."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(pidfd, ended.set)
-    try:
-        await asyncio.wait_for(ended.wait(), _PATIENCE_S)
-    except TimeoutError as error:
-        raise SandboxError(f"sandbox {name} does not end") from error
-    finally:
-        loop.remove_reader(pidfd)

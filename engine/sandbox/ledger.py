@@ -2,10 +2,11 @@
 
     CACHE/sandboxes/OWNER/SESSION/lock     locked by the process for as long as it lives, however it ends
     CACHE/sandboxes/OWNER/SESSION/service  link to the folder of podman's service, where there is one
-    CACHE/sandboxes/OWNER/SESSION/ROOM/…   one room per sandbox (see rooms)
+    CACHE/sandboxes/OWNER/SESSION/ROOM/…   one room per sandbox (see rooms); `left.json` in it: left running (see left)
 
 Liveness is the lock, not a process id: the kernel drops it with the process, and it holds between containers that
-share the cache. Refuses to reap a session whose lock is held.
+share the cache. Refuses to reap a session whose lock is held; a sandbox that was left running on purpose is reaped only
+by who asks for those too.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from engine.core.errors import SandboxError
 from engine.core.paths import cache_dir
+from engine.sandbox.left import NOTE
 from engine.sandbox.rooms import Room, dismantle, end_starters, read_record
 
 
@@ -65,8 +67,15 @@ def reap(owner: str | None) -> tuple[str, ...]:
     return tuple(reaped)
 
 
-def reap_sessions(owner: str | None) -> tuple[list[str], list[str]]:
-    """As `reap`, for who has more to do: names, and what could not be removed and why."""
+def left_rooms() -> list[Path]:
+    """The folders of all sandboxes that were left running."""
+    return [note.parent for note in _base().glob(f"*/*/*/{NOTE}")]
+
+
+def reap_sessions(owner: str | None, *, left_too: bool = False) -> tuple[list[str], list[str]]:
+    """As `reap`, for who has more to do: names, and what could not be removed and why.
+
+    `left_too`: also what was left running on purpose."""
     reaped: list[str] = []
     problems: list[str] = []
     if not _base().is_dir():
@@ -76,7 +85,7 @@ def reap_sessions(owner: str | None) -> tuple[list[str], list[str]]:
         for session in [path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_dir()]:
             try:
                 with _abandoned(session) as abandoned:
-                    names, trouble = _reap_session(session) if abandoned else ([], [])
+                    names, trouble = _reap_session(session, left_too=left_too) if abandoned else ([], [])
             except OSError as error:
                 names, trouble = [], [f"{session} ({error.strerror})"]
             reaped += names
@@ -84,10 +93,15 @@ def reap_sessions(owner: str | None) -> tuple[list[str], list[str]]:
     return reaped, problems
 
 
-def _reap_session(session: Path) -> tuple[list[str], list[str]]:
+def _reap_session(session: Path, *, left_too: bool = False) -> tuple[list[str], list[str]]:
     reaped, problems = [], []
-    end_starters(session)
-    for folder in [path for path in session.iterdir() if path.is_dir() and not path.is_symlink()]:
+    rooms = [path for path in session.iterdir() if path.is_dir() and not path.is_symlink()]
+    left = [] if left_too else [folder for folder in rooms if (folder / NOTE).exists()]
+    if not left:
+        end_starters(session)
+    for folder in rooms:
+        if folder in left:
+            continue
         try:
             record = read_record(folder)
             dismantle(folder)
@@ -98,6 +112,8 @@ def _reap_session(session: Path) -> tuple[list[str], list[str]]:
         service = session / "service"
         if service.is_symlink():
             shutil.rmtree(service.readlink(), ignore_errors=True)
+        if left:
+            return reaped, problems
         shutil.rmtree(session)
         with contextlib.suppress(OSError):
             session.parent.rmdir()

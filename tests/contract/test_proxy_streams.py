@@ -322,3 +322,19 @@ async def test_a_conversation_over_live_streams_is_one_segment(checkpoint: Path)
     (segment,) = segments
     assert segment.token_ids[segment.target].tolist() == [token for ids in s.engine.sampled for token in ids]
     assert made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0) == exchanges[-1].prompt_length
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_who_listens_hears_each_call_once_as_it_is_kept(checkpoint: Path, name: str) -> None:
+    heard: list[Any] = []
+    async with served(checkpoint, [f"Look.\n{CALL}", f"Look.\n{CALL}", engine_failure()]) as s:
+        s.session.heard = heard.append
+        for stream in (False, True):
+            await message(s, name, stream)
+            assert len(heard) == stream + 1, "while the trial goes on"
+        async with streamed(s, name) as response:
+            assert response.status_code == 500
+        exchanges, _, _ = await s.session.close()
+    told = [(one.id, one.response, one.error, one.sampled_ids.tolist(), one.finish_reason) for one in heard]
+    assert told == [(one.id, one.response, one.error, one.sampled_ids.tolist(), one.finish_reason) for one in exchanges]
+    assert [bool(one.error) for one in heard] == [False, False, True]

@@ -2,10 +2,11 @@
 
 Sandboxes with their mounts, containers and services, temporary folders, half-made downloads and images in the cache,
 scratch folders and half-written files of the runs under `run.root`; with a runtime whose sandboxes lie elsewhere
-(`sandbox=kubernetes`) also what is left there. Whatever has a living process is left alone:
-liveness is a lock that the kernel drops with the process. What cannot be removed, or claimed, keeps nothing else from
-being removed, and is named at the end. Every job does this for what is its own; this one does it for
-all, at once. Processes are not its concern: each ends with the one that started it (`core/supervise.py`).
+(`sandbox=kubernetes`) also what is left there; and, which no other job removes, the sandboxes that `job=trial
+job.keep=true` left running. Whatever has a living process is left alone: liveness is a lock that the kernel drops with
+the process. What cannot be removed, or claimed, keeps nothing else from being removed, and is named at the end. Every
+job does this for what is its own; this one does it for all, at once. Processes are not its concern: each ends with the
+one that started it (`core/supervise.py`).
 """
 
 import asyncio
@@ -57,7 +58,7 @@ def _reap(runs: Path) -> tuple[list[str], list[str]]:
     removed: list[str] = []
     problems: list[str] = []
     try:
-        names, problems = ledger.reap_sessions(None)
+        names, problems = ledger.reap_sessions(None, left_too=True)
         removed += [f"sandbox {name}" for name in names]
     except OSError as error:  # the records of all of them cannot be had
         problems.append(f"{error.filename or 'sandboxes'} ({error.strerror})")

@@ -119,6 +119,38 @@ CASES = {
             "train with another engine, for example inference=vllm"
         ],
     ),
+    "commands that nothing says when to run": (
+        {
+            "job": {
+                "_target_": "engine.run.jobs.trial.TrialJob",
+                "task": "a",
+                "harness": None,
+                "shell": "none",
+                "commands": ["ls"],
+                "enter": None,
+            }
+        },
+        [
+            "job.commands=['ls']: nothing says when they are run; set job.shell=before or after (the agent), or "
+            "job.harness=none"
+        ],
+    ),
+    "a trial in a sandbox that was left": (
+        {
+            "job": {
+                "_target_": "engine.run.jobs.trial.TrialJob",
+                "task": "a",
+                "harness": None,
+                "shell": "none",
+                "commands": ["ls"],
+                "enter": "b",
+            }
+        },
+        [
+            "job.task='a': a sandbox that is there is entered (job.enter=b), and no trial is run; leave one of the two "
+            "out"
+        ],
+    ),
     "goals": (
         {"job": {"goals": {"solve_low": 0.6, "solve_high": 0.5}}},
         [
@@ -292,6 +324,16 @@ def test_every_rule_has_a_case() -> None:
         {"model.renderer": "template:qwen3", "harnesses.b": {"native_tool_calling": True}},
         {"proxy": {"top_p": 0.9}, "job": {"_target_": "other.Job"}},
         {"model": {"_target_": "engine.train.warm_start.WarmStarted"}, "tasks": {"_target_": "another.package.Pool"}},
+        {
+            "job": {
+                "_target_": "engine.run.jobs.trial.TrialJob",
+                "task": "a",
+                "harness": "none",
+                "shell": "none",
+                "commands": ["ls"],
+                "enter": None,
+            }
+        },
     ],
 )
 def test_what_works_together_passes(changes: dict[str, Any]) -> None:

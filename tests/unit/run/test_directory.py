@@ -14,7 +14,7 @@ import yaml
 from engine.config.bundle import run_directory
 from engine.core.errors import ConfigError
 from engine.core.whole import draft_of
-from engine.run.directory import open_directory
+from engine.run.directory import open_directory, open_trial_directory
 from engine.store.layout import Layout
 
 HOLD = """
@@ -129,3 +129,25 @@ def test_what_a_killed_process_left_in_it_goes_at_the_next_start(tmp_path: Path)
     start(made)
     assert not layout.scratch.exists() and not any(draft.exists() for draft in half)
     assert layout.config.exists() and layout.checkpoints.is_dir()
+
+
+def test_each_trial_has_a_directory_of_its_own(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    with (
+        open_trial_directory(built(runs, name=None), "a b/c") as one,
+        open_trial_directory(built(runs, name=None), "a b/c") as two,
+    ):
+        assert [one.root.name, two.root.name] == ["trial-a-b-c-1", "trial-a-b-c-2"]
+        assert one.lock.exists()
+    with open_trial_directory(built(runs, name="mine"), "a") as named:
+        assert named.root == runs / "mine"
+
+
+def test_a_trial_is_mixed_into_no_other_run(tmp_path: Path) -> None:
+    with open_directory(built(tmp_path)):
+        pass
+    with (
+        pytest.raises(ConfigError, match=r"^run.name='mine': .* is there already"),
+        open_trial_directory(built(tmp_path), "a"),
+    ):
+        pass

@@ -1,5 +1,6 @@
 """One trial on stand-ins for every part: whatever breaks around the agent excludes it, and is never a reward of 0."""
 
+import asyncio
 import dataclasses
 import shutil
 from collections.abc import Callable
@@ -32,6 +33,10 @@ class Stand:
     exchanges: tuple[Any, ...] = (SAMPLED,)
     log: list[str] = dataclasses.field(default_factory=list)
     entered: list[str] = dataclasses.field(default_factory=list)
+    visitor: "Guest | None" = None
+    harness: str = "stand"
+    specs: list[Any] = dataclasses.field(default_factory=list)
+    heard: Any = None
     name: str = "stand"
     max_turns: int = 3
     report_path: str = "/report"
@@ -44,6 +49,7 @@ class Stand:
 
     async def create(self, spec: Any) -> "Stand":
         self._do("create")
+        self.specs.append(spec)
         return self
 
     async def upload(self, source: Path, target: str) -> None:
@@ -143,8 +149,28 @@ class Stand:
             scratch=self.scratch,
             pids=1,
             disk_mb=1,
+            visitor=self.visitor,
         )
-        return await run_trial(Trial(key=key, task=task, harness="stand", **planned), shop, self.entered.append)
+        return await run_trial(Trial(key=key, task=task, harness=self.harness, **planned), shop, self.entered.append)
+
+
+@dataclasses.dataclass
+class Guest:
+    """A visitor who notes where it is."""
+
+    log: list[str]
+    lasting: bool = False
+
+    def heard(self, exchange: Any) -> None: ...
+
+    async def before(self, sandbox: Any, environment: Any) -> None:
+        self.log.append("before")
+
+    async def after(self, sandbox: Any) -> None:
+        self.log.append("after")
+
+    async def leave(self, sandbox: Any) -> None:
+        self.log.append("leave")
 
 
 @pytest.fixture
@@ -274,3 +300,83 @@ async def test_no_limit_of_the_proxy_changes_a_fact(stand: Stand, fact: Terminat
     scored = await stand.run()
     assert scored.trajectory.termination is fact
     assert (scored.verdict is None) == fact.excluded
+
+
+# ---------------------------------------------------------------- visitors
+
+
+def visited(stand: Stand, **changes: Any) -> list[str]:
+    stand.visitor = Guest(log=stand.log, **changes)
+    return stand.log
+
+
+async def test_a_visitor_comes_before_and_after_the_agent_and_hears_its_calls(stand: Stand) -> None:
+    log = visited(stand)
+    scored = await stand.run()
+    assert scored.verdict is not None
+    places = [log.index(name) for name in ("serve", "write", "before", "exec", "after", "close", "settle", "extract")]
+    assert places == sorted(places)
+    assert log.index("extract") < log.index("leave") < log.index("stop") < log.index("grade")
+    assert stand.heard == stand.visitor.heard  # type: ignore[union-attr]
+    assert not stand.specs[0].lasting
+
+
+async def test_without_a_visitor_nobody_listens_and_nothing_lasts(stand: Stand) -> None:
+    await stand.run()
+    assert stand.heard is None
+    assert not stand.specs[0].lasting
+
+
+@pytest.mark.parametrize("ending", [Termination.AGENT_TIMEOUT, Termination.ENGINE_ERROR])
+async def test_a_visitor_sees_what_an_excluded_agent_left(stand: Stand, ending: Termination) -> None:
+    log, stand.ending = visited(stand, lasting=True), ending
+    assert_excluded(await stand.run(), ending)
+    assert [name for name in log if name in ("before", "after", "leave", "stop")] == [
+        "before",
+        "after",
+        "leave",
+        "stop",
+    ]
+    assert stand.specs[0].lasting
+
+
+async def test_no_visit_where_there_is_no_sandbox(stand: Stand) -> None:
+    log = visited(stand)
+    stand.breaks["create"] = SandboxError("it broke")
+    assert_excluded(await stand.run(), Termination.SETUP_FAILED)
+    assert {"before", "after", "leave"} & set(log) == set()
+
+
+async def test_by_hand_there_is_no_harness_and_no_proxy_and_the_same_judgement(stand: Stand) -> None:
+    log, stand.harness = visited(stand), "none"
+    scored = await stand.run()
+    assert log == [
+        *("setup", "create", "upload", "before", "after", "settle", "kill", "download", "extract", "leave", "stop"),
+        "grade",
+    ]
+    assert scored.verdict is not None
+    assert scored.trajectory.termination is Termination.AGENT_COMPLETED
+    assert stand.specs[0].mounts == ()
+    assert stand.entered == ["setup", "agent", "extract", "stop", "grade"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "ending"), [("upload", Termination.SETUP_FAILED), ("download", Termination.SANDBOX_LOST)]
+)
+async def test_what_breaks_around_a_hand_excludes_too(stand: Stand, stage: str, ending: Termination) -> None:
+    visited(stand)
+    stand.harness, stand.breaks[stage] = "none", SandboxError("it broke")
+    assert_excluded(await stand.run(), ending)
+
+
+async def test_a_visitor_that_is_interrupted_leaves_nothing(stand: Stand) -> None:
+    log = visited(stand, lasting=True)
+
+    async def interrupted(sandbox: Any) -> None:
+        raise asyncio.CancelledError
+
+    stand.visitor.after = interrupted  # type: ignore[union-attr, method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        await stand.run()
+    assert "stop" in log
+    assert "leave" not in log

@@ -9,7 +9,9 @@ import pytest
 
 from engine.core.errors import SandboxError
 from engine.sandbox import rooms
-from engine.sandbox.ledger import Session, reap
+from engine.sandbox.ledger import Session, left_rooms, reap, reap_sessions
+from engine.sandbox.left import Left, note_left
+from engine.sandbox.reentry import enter_left, names
 
 CRASHING = """
 import os, sys
@@ -157,3 +159,47 @@ def test_what_was_starting_a_sandbox_for_a_dead_process_is_ended_with_it(cache: 
         for process in (orphan, *others):
             process.kill()
             process.wait()
+
+
+LEAVING = """
+import sys
+from engine.sandbox.ledger import Session
+from engine.sandbox.left import Left, note_left
+from engine.sandbox.rooms import Record
+session = Session(sys.argv[1])
+for name in ("left", "lost"):
+    room = session.room(name)
+    room.note(Record(name=name, runtime="bubblewrap", cgroups=(), container="", init=0, init_started=""))
+    if name == "left":
+        note_left(room, Left(name=room.folder.name, workdir="/w", environment={}, uid=1, disk_mb=0))
+if sys.argv[2] == "close":
+    session.close()
+"""
+
+
+@pytest.mark.parametrize("end", ["close", "die"])
+def test_what_was_left_running_outlives_its_session_and_every_start_but_not_who_asks_for_it(end: str) -> None:
+    subprocess.run([sys.executable, "-c", LEAVING, "one", end], check=True)
+    (room,) = left_rooms()
+    assert room.name.startswith("left-")
+    assert reap("one") == (() if end == "close" else ("lost",))
+    assert reap(None) == ()
+    assert left_rooms() == [room]
+    assert reap_sessions(None, left_too=True) == (["left"], [])
+    assert left_rooms() == []
+
+
+def test_nobody_enters_what_is_not_there_is_held_or_has_ended() -> None:
+    with pytest.raises(SandboxError, match="no sandbox nobody was left running"), enter_left("nobody"):
+        pass
+    subprocess.run([sys.executable, "-c", LEAVING, "one", "close"], check=True)
+    (name,) = names()
+    with pytest.raises(SandboxError, match=f"sandbox {name} has ended"), enter_left(name):
+        pass
+    session = Session("two")
+    room = session.room("mine")
+    note_left(room, Left(name=room.folder.name, workdir="/w", environment={}, uid=1, disk_mb=0))
+    with pytest.raises(SandboxError, match="is still its run's"), enter_left(room.folder.name):
+        pass
+    session.close()
+    assert reap_sessions(None, left_too=True)[1] == []
