@@ -86,6 +86,8 @@ class Capabilities:
     disk_limit: bool
     """Who writes more than `SandboxSpec.disk_mb` is refused, and the sandbox goes on. Where it is ended instead, an
     agent could have its trial excluded by filling the disk."""
+    by_hand: bool
+    """A person can work in its sandboxes (`attach`), and one can be left running (`leave`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

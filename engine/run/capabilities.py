@@ -17,6 +17,8 @@ def unmet(built: Built) -> list[ConfigError]:
     found: list[ConfigError] = []
     if not able.warm_start:
         found += _warm_starts(config)
+    if not able.by_hand:
+        found += _by_hand(config)
     if _of(config, "sandbox").get("require_limits", True):
         if not able.process_limit:
             found += _limits(config, "pids", "processes of a sandbox are not counted by themselves", _COUNT)
@@ -36,6 +38,17 @@ def _warm_starts(config: Mapping[str, Any]) -> Iterator[ConfigError]:
         if settings.get("start") == "warm":
             problem = f"no process can be forked into a sandbox of {_of(config, 'sandbox')['_target_']}"
             yield ConfigError(f"{key}.start", "warm", problem, f"set {key}.start=cold")
+
+
+def _by_hand(config: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """What `job=trial` may ask for beside a trial."""
+    job = _of(config, "job")
+    if job.get("_target_") != "engine.run.jobs.trial.TrialJob":
+        return
+    problem = f"nobody can work in a sandbox of {_of(config, 'sandbox')['_target_']}"
+    for name, without in (("shell", "none"), ("harness", None), ("keep", False)):
+        if job[name] != without and (name != "harness" or job[name] == "none"):
+            yield ConfigError(f"job.{name}", job[name], problem, "use one of this machine's (sandbox=bubblewrap)")
 
 
 def _limits(config: Mapping[str, Any], name: str, problem: str, way_out: str) -> Iterator[ConfigError]:

@@ -46,7 +46,7 @@ class LocalRuntime(abc.ABC):
     """Name of the runtime in records and messages."""
     tools: tuple[tuple[str, str], ...]
     """Programs that it needs, each with its Debian package."""
-    capabilities = Capabilities(warm_start=True, process_limit=True, disk_limit=True)
+    capabilities = Capabilities(warm_start=True, process_limit=True, disk_limit=True, by_hand=True)
     """Where this machine cannot keep a limit, `problems` says so."""
 
     def __init__(self, settings: Settings, *, disk_mb: int, pids: int) -> None:

@@ -285,6 +285,14 @@ class KubernetesSandbox:
         self._require_life()
         return await self._parts.gateway.listen(self._parts.token, port)
 
+    async def attach(self, *_: object, **__: object) -> int:
+        """No terminal is opened in a pod (`Capabilities.by_hand`). Raises SandboxError."""
+        raise SandboxError("a pod has no terminal for a person")
+
+    async def leave(self, *_: object) -> str:
+        """A pod ends with its session. Raises SandboxError."""
+        raise SandboxError("a pod cannot be left running")
+
     def denied(self) -> Sequence[str]:
         """Nothing: what a pod tries to reach ends at the cluster's network policy, which tells nobody."""
         return ()

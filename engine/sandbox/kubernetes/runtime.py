@@ -101,6 +101,7 @@ class KubernetesRuntime:
             warm_start=False,
             process_limit=self._shape.user_namespaces,
             disk_limit=self._shape.storage != "node",
+            by_hand=False,
         )
 
     # ------------------------------------------------------------ the SandboxRuntime of contracts.py

@@ -13,8 +13,8 @@ from engine.run.workbench import check_grading, check_machine
 from engine.sandbox.bubblewrap import BubblewrapRuntime
 from engine.sandbox.podman import PodmanRuntime
 
-ALL = Capabilities(warm_start=True, process_limit=True, disk_limit=True)
-NONE = Capabilities(warm_start=False, process_limit=False, disk_limit=False)
+ALL = Capabilities(warm_start=True, process_limit=True, disk_limit=True, by_hand=True)
+NONE = Capabilities(warm_start=False, process_limit=False, disk_limit=False, by_hand=False)
 
 
 def built(able: Capabilities, **changes: Any) -> Any:
@@ -22,6 +22,7 @@ def built(able: Capabilities, **changes: Any) -> Any:
         "sandbox": {"_target_": "some.Runtime", "pids": 512, "disk_mb": 4096},
         "verify": {"start": "warm", "pids": 256, "disk_mb": 0},
         "harnesses": {"openhands": {"start": "warm"}, "codex": {}, "mini": {"start": "cold"}},
+        "job": {"_target_": "engine.run.jobs.trial.TrialJob", "shell": "none", "harness": "mini", "keep": False},
         "tasks": {"agent_timeout_s": 900, "grade_timeout_s": 120},
     }
     for key, value in changes.items():
@@ -49,6 +50,14 @@ def test_everything_that_is_lacking_is_named_where_it_is_asked_for() -> None:
 def test_limits_may_be_done_without_on_purpose_and_warm_starts_may_not() -> None:
     keys = [error.key for error in unmet(built(NONE, sandbox__require_limits=False))]
     assert keys == ["verify.start", "harnesses.openhands.start"]
+
+
+@pytest.mark.parametrize("change", [{"shell": "after"}, {"harness": "none"}, {"keep": True}])
+def test_nobody_is_let_into_a_sandbox_that_has_no_door(change: dict[str, Any]) -> None:
+    (name, value), *_ = change.items()
+    assert unmet(built(ALL, **{f"job__{name}": value})) == []
+    errors = [error for error in unmet(built(NONE, **{f"job__{name}": value})) if error.key.startswith("job.")]
+    assert [(error.key, error.value) for error in errors] == [(f"job.{name}", value)]
 
 
 def test_a_sandbox_does_not_end_before_its_agent_may() -> None:

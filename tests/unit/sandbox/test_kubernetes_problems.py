@@ -61,7 +61,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 )
 def test_what_pods_can_do_follows_from_the_settings(changes: dict[str, Any], processes: bool, disk: bool) -> None:
     able = KubernetesRuntime(**SETTINGS | changes).capabilities
-    assert able == Capabilities(warm_start=False, process_limit=processes, disk_limit=disk)
+    assert able == Capabilities(warm_start=False, process_limit=processes, disk_limit=disk, by_hand=False)
 
 
 def test_only_sandboxes_on_other_machines_are_reaped_by_their_runtime() -> None:
