@@ -412,6 +412,11 @@ class Verifier(Protocol):
         """Raises GraderError when there can be no verdict."""
         ...
 
+    def varied(self, seed: int, *, shuffled: bool) -> "Verifier":
+        """The same grader with what no sound task depends on changed by the seed: hashes and, if asked, the order of
+        the tests."""
+        ...
+
 
 class Model(Preparable, Protocol):
     """A model made by the project or found on disk."""

@@ -207,7 +207,7 @@ def run_tests(source: int, report: int) -> None:
     sys.path[:0] = spec["python_path"]
     sys.path += [folder.format(version=version) for folder in spec["sites"]]
     sys.argv[:] = ["pytest"]
-    recorder = make_recorder(pytest, send, frozenset(spec["select"]))
+    recorder = make_recorder(pytest, send, frozenset(spec["select"]), spec["order"])
     status = int(pytest.main(spec["arguments"], [recorder]))
     failed = recorder.failed
     send({"kind": "end", "status": status, "failed": failed})
@@ -226,8 +226,8 @@ def sender(descriptor: int, mark: str, dumps: "Any") -> "Any":
     return send
 
 
-def make_recorder(pytest: "Any", send: "Any", select: "Any") -> "Any":
-    """The pytest plugin that keeps the selected tests alone and reports every phase."""
+def make_recorder(pytest: "Any", send: "Any", select: "Any", order: "int | None") -> "Any":
+    """The pytest plugin that keeps the selected tests alone, shuffled by `order` if any, and reports each phase."""
     import gc
 
     class Recorder:
@@ -237,6 +237,10 @@ def make_recorder(pytest: "Any", send: "Any", select: "Any") -> "Any":
         def pytest_collection_modifyitems(self, config: "Any", items: "Any") -> None:
             left_out = [item for item in items if item.nodeid not in select]
             items[:] = [item for item in items if item.nodeid in select]
+            if order is not None:
+                import random
+
+                random.Random(order).shuffle(items)  # noqa: S311
             config.hook.pytest_deselected(items=left_out)
             send({"kind": "collected", "ids": [item.nodeid for item in items]})
 

@@ -17,9 +17,10 @@ import secrets
 import time
 import zlib
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, Self
 
 from engine.core.contracts import ImageStore, Mode, Sandbox, SandboxRuntime
 from engine.core.errors import GraderError, HarnessError, PatchError
@@ -49,7 +50,6 @@ _ENVIRONMENT = {
     "HOME": "/tmp",  # noqa: S108
     "LANG": "C.UTF-8",
     "TZ": "UTC",
-    "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONNOUSERSITE": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -95,6 +95,17 @@ class PytestVerifier:
         self.slack_s = slack_s
         self.pids = pids
         self.disk_mb = disk_mb
+        self._hash_seed = 0
+        self._order: int | None = None
+        """Seed of the order of tests; None: the repository's own."""
+
+    def varied(self, seed: int, *, shuffled: bool) -> Self:
+        """In an interpreter of its own, whose hashes are by the seed; shuffled without canaries, which have a place."""
+        other = copy(self)
+        other.start, other._hash_seed = "cold", seed
+        if shuffled:
+            other.canaries, other._order = "off", seed
+        return other
 
     def toolchain(self) -> ImageSpec:
         """The folder of Python packages that is mounted read-only."""
@@ -161,6 +172,7 @@ class PytestVerifier:
             "root": task.workdir,
             "python_path": [str(PurePosixPath(task.workdir) / path) for path in task.python_path],
             "select": [*tests, *(test for canary in canaries for test in canary.expected)],
+            "order": self._order,
             "arguments": _arguments(f"{home}/pytest.ini", task, _files(tests, canaries)),
         }
         head = f"{seal} {mark} {task.grade_timeout_s} {_OUTPUT_BYTES}\n"
@@ -179,7 +191,7 @@ class PytestVerifier:
         try:
             return await sandbox.exec(
                 command,
-                environment=_ENVIRONMENT,
+                environment=_ENVIRONMENT | {"PYTHONHASHSEED": str(self._hash_seed)},
                 cwd="/",
                 timeout_s=task.grade_timeout_s + self.slack_s,
                 stdin=stdin,

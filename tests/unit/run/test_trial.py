@@ -351,8 +351,8 @@ async def test_by_hand_there_is_no_harness_and_no_proxy_and_the_same_judgement(s
     log, stand.harness = visited(stand), "none"
     scored = await stand.run()
     assert log == [
-        *("setup", "create", "upload", "before", "after", "settle", "kill", "download", "extract", "leave", "stop"),
-        "grade",
+        *("inspect", "setup", "create", "upload", "before", "after"),
+        *("kill", "settle", "download", "extract", "leave", "stop", "grade"),
     ]
     assert scored.verdict is not None
     assert scored.trajectory.termination is Termination.AGENT_COMPLETED
