@@ -61,6 +61,7 @@ class LeakyImages(DebianImageStore):
     """Has one image more: the tasks' own, with the fixed file in it."""
 
     def __init__(self, leaky: Path) -> None:
+        super().__init__()
         self.leaky = leaky
 
     def path(self, spec: ImageSpec) -> Path:
