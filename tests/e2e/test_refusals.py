@@ -88,7 +88,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         ("schedule.stepz=2", "schedule.stepz=2: unknown key; did you mean schedule.steps?"),
         ("schedule.steps=two", "schedule.steps='two': wrong type, a string; give an integer or null ≥ 1"),
         ("schedule.steps=???", "schedule.steps='???': missing value; set schedule.steps=VALUE"),
-        ("sandbox=docker", "sandbox='docker': unknown option; allowed: bubblewrap, podman"),
+        ("sandbox=docker", "sandbox='docker': unknown option; allowed: bubblewrap, kubernetes, podman"),
         ("compute.device=gpu", "compute.device='gpu': unknown choice; did you mean cpu? allowed: cpu, cuda"),
         (
             "schedule.rollouts_per_prompt=1",
@@ -103,7 +103,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         ("job=report job.runs=a", "job.runs='a': wrong type, a string; give a list: "),
         ("job=report job.runs=[none]", "job.runs='none': there is no such folder; name a run's folder (the last"),
         ("job=report job.runs=[docs]", "job.runs='docs': this folder holds no run (neither state.json nor a run's"),
-        ("job=rep", "job='rep': unknown option; did you mean reap? allowed: export, prepare, reap, regrade, report,"),
+        ("job=rep", "job='rep': unknown option; did you mean reap? allowed: ablation, audit, convert,"),
         ("schedule.stepz.x=2", "schedule.stepz.x=2: unknown key; allowed: epochs, steps, "),
         (
             "schedule.harness_mix.weights.openhands=3",
