@@ -149,4 +149,5 @@ def _filled(path: str) -> str:
 
 
 def _is_absolute(path: str) -> bool:
-    return path.startswith("/") and posixpath.normpath(path) == path
+    single = path.startswith("/") and path != "/" and not path.startswith("//")  # which `normpath` leaves as it is
+    return single and posixpath.normpath(path) == path

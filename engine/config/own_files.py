@@ -37,6 +37,10 @@ def misplaced(options: Iterable[str], tree: Tree) -> list[ConfigError]:
 def _misplaced(group: str, option: str, tree: Tree) -> Iterator[ConfigError]:
     files = [folder / group / f"{option}.yaml" for folder in (tree.configs, *tree.extra)]
     file = next((file for file in files if file.is_file()), None)
+    ignored = next((other for other in files[1:] if other.is_file()), None)
+    if file == files[0] and ignored is not None and tree.written is None:
+        problem = f"{ignored} is not read: the project has a {group}/{option} of its own"
+        yield ConfigError(group, option, problem, "give your file another name, and choose it by that")
     wanted = _place_of_the_group(group, option, tree)
     if file is None or file == files[0] or wanted is None:
         return

@@ -95,6 +95,8 @@ class Turns:
     spill: Spill = field(default_factory=Spill)
     _running: int = 0
     """Steps of the task that are being answered."""
+    _side_running: int = 0
+    """Side calls that are."""
     _engine_calls: int = 0
     _task_calls: int = 0
     """Of them, those that were steps of the task."""
@@ -123,6 +125,7 @@ class Turns:
         side = is_side_call(request.messages, self.side_calls)
         self._admit(side)
         self._running += not side
+        self._side_running += side
         try:
             turn = await self._open(spot, request, call, side)
             teller = None if live is None else self._teller(live, turn, request, call)
@@ -133,6 +136,7 @@ class Turns:
             self._settle(turn, generation, parsed if teller is None else teller.finish(parsed), request)
         finally:
             self._running -= not side
+            self._side_running -= side
         return self._completion(turn, generation, request, int(call.started_s))
 
     async def count(self, request: ChatRequest) -> int:
@@ -150,7 +154,7 @@ class Turns:
 
     def _admit(self, side: bool) -> None:
         if side:
-            if sum(1 for _ in self.conversation.side_turns()) >= self.limits.max_turns:
+            if sum(1 for _ in self.conversation.side_turns()) + self._side_running >= self.limits.max_turns:
                 raise Refusal(f"This trial may make {self.limits.max_turns} side calls.", code="max_turns_reached")
             return
         if self._turns_made() >= self.limits.max_turns:

@@ -35,6 +35,7 @@ _WISHES = frozenset(
 _WITHOUT_EFFECT = frozenset(
     {"model", "messages", "tools", "tool_choice", "stream", "stream_options", "logprobs", "max_tokens"}
     | {"max_completion_tokens", "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    | {"prompt_cache_options"}
 )
 """Read elsewhere, or labels that no answer depends on."""
 _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {

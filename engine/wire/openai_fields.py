@@ -66,10 +66,13 @@ _WISHES: dict[str, tuple[Callable[[Any], bool], str]] = (
     dict.fromkeys(("temperature", "top_p", "top_k", "min_p"), (_number, "a number"))
     | dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), (_number, "a number"))
     | dict.fromkeys(("seed",), (_integer, "an integer"))
-    | dict.fromkeys(("reasoning_effort", "effort", "summary", "generate_summary", "verbosity"), (_string, "a string"))
+    | dict.fromkeys(
+        ("reasoning_effort", "effort", "summary", "generate_summary", "context", "mode", "verbosity"),
+        (_string, "a string"),
+    )
     | dict.fromkeys(("user", "safety_identifier"), (_string, "a string"))
     | dict.fromkeys(("prompt_cache_key", "prompt_cache_retention"), (_string, "a string"))
-    | dict.fromkeys(("metadata", "client_metadata"), (_object, "an object"))
+    | dict.fromkeys(("metadata", "client_metadata", "prompt_cache_options"), (_object, "an object"))
 )
 
 

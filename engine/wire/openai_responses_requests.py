@@ -41,6 +41,7 @@ _KNOWN = frozenset(
     {"model", "input", "instructions", "tools", "tool_choice", "stream", "stream_options", "max_output_tokens"}
     | {"include", "reasoning", "text", "parallel_tool_calls", "temperature", "top_p"}
     | {"user", "metadata", "client_metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    | {"prompt_cache_options"}
 )
 """Read elsewhere, wishes that sampling does not follow, or labels that no answer depends on."""
 _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -89,7 +90,9 @@ def _unknown(name: str) -> Refusal:
 
 
 def _check_options(data: dict[str, Any], stream: bool) -> None:
-    check_wishes(_check_fields(data, "reasoning", {"effort", "summary", "generate_summary"}), "reasoning.")
+    check_wishes(
+        _check_fields(data, "reasoning", {"effort", "summary", "generate_summary", "context", "mode"}), "reasoning."
+    )
     text = _check_fields(data, "text", {"format", "verbosity"})
     check_wishes(text, "text.")
     written = text.get("format")

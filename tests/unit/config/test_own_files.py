@@ -140,3 +140,10 @@ def test_a_folder_of_own_files_that_holds_none(tree: Tree, tmp_path: Path, place
     folder = tmp_path / place
     other = folder if place == "empty" else folder.parent
     assert refused(tree, flag, str(folder)) == f"--config-dir='{folder}': {problem.format(other)}"
+
+
+def test_a_file_with_the_name_of_one_of_the_projects_own_is_told(tree: Tree, tmp_path: Path) -> None:
+    files = {"harness/other.yaml": (tree.configs / "harness" / "other.yaml").read_text()}
+    (line,) = told(tree, tmp_path, files, "harness=other")
+    assert line.startswith("harness='other': ")
+    assert "harness/other.yaml is not read: the project has a harness/other of its own; give your file another" in line

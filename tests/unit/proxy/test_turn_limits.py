@@ -38,6 +38,19 @@ async def test_concurrent_calls_cannot_pass_the_turn_limit() -> None:
     await running
 
 
+async def test_concurrent_side_calls_cannot_pass_their_limit() -> None:
+    gate = asyncio.Event()
+    title = Message(role="system", text="a title")
+    c = client([gate, "one", "two"], max_turns=1, side_calls=("title",))
+    running = asyncio.create_task(c.ask(title, TASK))
+    await asyncio.sleep(0)
+    problem = await refused(c.ask(title, replace(TASK, text="another")))
+    assert problem.code == "max_turns_reached"
+    gate.set()
+    await running
+    assert c.turns.termination is None
+
+
 async def test_a_call_that_came_to_nothing_is_no_turn_even_if_another_was_refused_meanwhile() -> None:
     c = client([asyncio.Event(), "one"], max_turns=1)
     running = asyncio.create_task(c.ask(SYSTEM, TASK))

@@ -325,3 +325,7 @@ def test_what_a_tool_returns_is_shown_to_the_model_too() -> None:
     schema = {"type": "object", "properties": {"lines": {"type": "integer"}}}
     (tool,) = parse(tools=[TOOL | {"output_schema": schema}]).tools
     assert tool["function"]["output_schema"] == schema
+
+
+def test_labels_and_wishes_of_newer_clients_are_taken() -> None:
+    parse(prompt_cache_options={"mode": "implicit"}, reasoning={"effort": "low", "context": "auto", "mode": "fast"})
