@@ -228,8 +228,8 @@ def test_a_shell_is_the_persons_and_what_is_kept_is_entered_again(folder: Path, 
         person.type(b"stty size\r")
         person.until(b"50 100\r\n")
         person.until(b"[calc] /testbed$ ")
-        person.type(b"sleep 1000\r")
-        person.until(b"sleep 1000\r\n")
+        person.type(b"sh -c 'echo be\"\"gun; exec sleep 1000'\r")
+        person.until(b"begun\r\n")  # which the line as typed does not say
         person.type(b"\x03")  # the engine does not hear of it
         person.until(b"[calc] /testbed$ ")
         person.type(MEND.encode() + b"\r")
