@@ -58,7 +58,10 @@ async def test_a_command_has_a_terminal_with_a_name_and_all_else_as_any(sandbox:
 
 async def test_ctrl_c_reaches_what_runs_and_ctrl_d_ends_the_shell(sandbox: ContainedSandbox) -> None:
     person = Person(
-        (b"READY", b"sleep 1000\n"), (b"sleep", b"\x03"), (b"READY", b"echo got-$?\n"), (b"got-130", b"\x04")
+        (b"READY", b"sh -c 'echo be\"\"gun; exec sleep 1000'\n"),
+        (b"begun", b"\x03"),  # which the line as typed does not say
+        (b"READY", b"echo got-$?\n"),
+        (b"got-130", b"\x04"),
     )
     ready = "PS1='READY ' exec /bin/bash --norc --noprofile -i"
     assert await asyncio.wait_for(attach(sandbox, person, "/bin/sh", "-c", ready), 30) == 0
