@@ -135,7 +135,7 @@ def _unresolved(name: str, text: str, reason: str) -> ConfigError:
         problem = f"the environment variable {variable[1]} is not set"
         by_value = "" if is_credential(name.rpartition(".")[2]) else f", or give {name}=VALUE"
         return ConfigError(name, text, problem, f"set it{by_value}")
-    way_out = "name an existing key, in full, as ${group.key}"
+    way_out = "name an existing key, in full, as ${group.key}; a text's own dollar is written \\${…}"
     return ConfigError(name, text, f"cannot be resolved ({reason})", way_out)
 
 

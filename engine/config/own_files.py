@@ -4,6 +4,7 @@ Hydra searches a folder that does not exist, and puts a file without a package l
 nothing of this project's groups with a place of their own (`harnesses.NAME`, `_global_`) is read. Refuses both.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -59,7 +60,8 @@ def _place_of_the_group(group: str, option: str, tree: Tree) -> str | None:
         for sibling in sorted((folder / group).glob("*.yaml")):
             package = _package(sibling)
             if sibling.stem != option and package is not None:
-                return ".".join(option if part == sibling.stem else part for part in package.split("."))
+                name = re.sub(r"[^a-z0-9_]", "_", option.lower())  # a key's form
+                return ".".join(name if part == sibling.stem else part for part in package.split("."))
         if any((folder / group).glob("*.yaml")):
             return None
     return None

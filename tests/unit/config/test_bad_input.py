@@ -140,7 +140,7 @@ CASES = {
         ["engine.threads=${engine.thread}"],
         [
             "engine.threads='${engine.thread}': cannot be resolved (Interpolation key 'engine.thread' not found); "
-            "name an existing key, in full, as ${group.key}"
+            "name an existing key, in full, as ${group.key}; a text's own dollar is written \\${…}"
         ],
     ),
     "a name by the clock": (

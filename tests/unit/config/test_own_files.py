@@ -87,6 +87,11 @@ def test_a_harness_whose_package_line_is_wrong(tree: Tree, tmp_path: Path, choic
     assert lines == [f"harness='mine': {file} {why}; {PLACED.format('harnesses.mine')}"]
 
 
+def test_a_file_whose_name_is_no_key_is_told_one_that_is(tree: Tree, tmp_path: Path) -> None:
+    (line,) = told(tree, tmp_path, {"harness/my-Agent.yaml": f"{AGENT}max_turns: 3\n"}, "harness=my-Agent")
+    assert line.endswith(PLACED.format("harnesses.my_agent"))
+
+
 @pytest.mark.parametrize("text", ["seed: 3\n", "defaults:\n  - override /engine: large\n"])
 def test_an_experiment_without_its_package_line(tree: Tree, tmp_path: Path, text: str) -> None:
     lines = told(tree, tmp_path, {"experiment/mine.yaml": text}, "experiment=mine")
