@@ -9,16 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from engine.config.composed import Written
-from engine.core.contracts import (
-    Algorithm,
-    Harness,
-    Inference,
-    Model,
-    RoutingReplay,
-    TaskPool,
-    Trainer,
-    Verifier,
-)
+from engine.core.contracts import Harness, Inference, TaskPool, Verifier
+from engine.core.training_contracts import Algorithm, Model, RoutingReplay, Trainer
 
 if TYPE_CHECKING:  # the groups that are only values are run's own; this record merely carries them
     from engine.run.settings import Compute, Schedule

@@ -21,12 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config.built import Built
-from engine.core.contracts import ImageStore, Say, WarmStartedModel
+from engine.core.contracts import ImageStore, Say
 from engine.core.errors import ConfigError, RunError
 from engine.core.paths import cache_dir
 from engine.core.records import Demonstration, Scored, Task, Trial, TrialKey
 from engine.core.specs import ModelInfo
 from engine.core.temporary import temporary_folder
+from engine.core.training_contracts import WarmStartedModel
 from engine.inference.script import Turn
 from engine.inference.scripted import ScriptedEngine
 from engine.proxy.app import LlmProxy

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config.built import Built
-from engine.core.contracts import ImageStore, Say, Trainer
+from engine.core.contracts import ImageStore, Say
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.specs import ImageSpec, ModelInfo
 from engine.core.threads import to_the_end
+from engine.core.training_contracts import Trainer
 from engine.run import warm_start
 from engine.run.capabilities import unmet
 from engine.run.keeper import EngineKeeper

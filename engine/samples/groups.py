@@ -7,9 +7,9 @@ Refuses: a kept trajectory without verdict, a validation trajectory, a sample th
 
 from collections.abc import Callable, Iterator, Sequence
 
-from engine.core.contracts import Advantage
 from engine.core.errors import RunError
 from engine.core.records import Group, Scored
+from engine.core.training_contracts import Advantage
 
 Deal = Callable[[Sequence[float]], Sequence[float]]
 """The rewards of all kept trajectories, in order of group and member → those that advantages are computed from."""

@@ -1,13 +1,16 @@
 """`state.json`: phase, step and heartbeat, rewritten whole at each change."""
 
+import asyncio
 import json
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from engine.core.errors import RunError
+from engine.core.errors import Interrupted, LegoError, RunError
 from engine.core.whole import write_whole
 from engine.store.layout import Layout
 
@@ -73,6 +76,21 @@ class StateFile:
         """Write a new phase; `changes` are fields of State."""
         with self._lock:
             self._write(replace(self.state, phase=phase, **changes))  # type: ignore[arg-type]
+
+    @contextmanager
+    def told(self, interrupted: str) -> Iterator[None]:
+        """Write how what is done within ends, unless it ends well; `interrupted` says what an interruption leaves."""
+        try:
+            yield
+        except (asyncio.CancelledError, KeyboardInterrupt, Interrupted):
+            self.update("interrupted", reason=interrupted)
+            raise
+        except LegoError as error:
+            self.update("failed", reason=str(error))
+            raise
+        except Exception as error:
+            self.update("failed", reason=f"{type(error).__name__}: {error}")
+            raise
 
     def beat(self, after_s: float) -> None:
         """Write again that the run is alive, unless something was written within the last `after_s` seconds."""

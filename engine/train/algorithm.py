@@ -7,7 +7,7 @@ Refuses: nothing itself; the schema has refused values that are out of range.
 from collections.abc import Mapping
 from typing import Any
 
-from engine.core.contracts import Advantage, Rewards
+from engine.core.training_contracts import Advantage, Rewards
 from engine.train.streams import Streams
 
 

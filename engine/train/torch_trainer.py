@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.contracts import Algorithm, RoutingReplay
 from engine.core.errors import AlignmentError, Interrupted, RunError
 from engine.core.records import Batch
 from engine.core.specs import ModelInfo
+from engine.core.training_contracts import Algorithm, RoutingReplay
 from engine.train.microbatches import check_batch, collate, plan
 from engine.train.streams import Streams
 
@@ -32,7 +32,7 @@ _RowValues = dict[int, Any]
 
 
 class TorchTrainer:
-    """See `engine.core.contracts.Trainer`. Runs in one process on one device; call it from one worker thread.
+    """See `engine.core.training_contracts.Trainer`. Runs in one process on one device; call it from one worker thread.
 
     Args:
         learning_rate: peak and constant rate of AdamW.

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 from calc_task import IMAGE, write_calc
-from task_rows import R2E_GYM, SWE_BENCH, SWE_GYM, SWE_REBENCH_2, SWE_SMITH, read_all
+from task_rows import LITE, R2E_GYM, SWE_BENCH, SWE_GYM, SWE_REBENCH_2, SWE_SMITH, read_all
 from test_command_line import engine
 
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.run.jobs.convert import ConvertJob
 from engine.tasks.directory import HarborDirectory
 
-LITE = Path("/work/shared/data/swebench_lite_300.json")
 LIMITS = {"agent_timeout_s": 60.0, "grade_timeout_s": 30.0, "memory_mb": 512, "cpus": 1.0}
 
 

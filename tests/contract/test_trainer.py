@@ -1,4 +1,4 @@
-"""What every trainer computes (`engine.core.contracts.Trainer`), on the real transformers models."""
+"""What every trainer computes (`engine.core.training_contracts.Trainer`), on the real transformers models."""
 
 import dataclasses
 

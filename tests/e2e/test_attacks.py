@@ -16,16 +16,12 @@ import pytest_asyncio
 from attacks import ATTACKS, LEAKED, SHOWN, plant_history
 from calc_task import FIXED_CODE, TESTS, write_calc
 from harness_pieces import task_image
-from mini_pieces import SUBMIT
 from record_pieces import a_trial
+from shell_trials import built, need, shell_workshop
 
-from engine.config.assemble import assemble
-from engine.config.built import Built
-from engine.config.compose import compose
 from engine.core.records import Finding, Scored, Task, Termination
 from engine.core.specs import ImageSpec
 from engine.core.temporary import temporary_folder
-from engine.inference.scripted import ScriptedEngine
 from engine.run.trial import Workshop, run_trial
 from engine.sandbox.images import DebianImageStore
 
@@ -46,15 +42,9 @@ WEAKER = {
 }
 """What does not enforce → how it is configured."""
 AT_ONCE = 3
-
-
-def turn(command: str) -> dict[str, object]:
-    return {"text": "", "calls": [{"name": "bash", "arguments": {"command": command}}]}
-
-
-def built(*more: str) -> Built:
-    options = ["model=tiny_qwen3_moe", "tasks=release_pairs", "inference=scripted", "proxy.max_tokens_per_turn=4096"]
-    return assemble(compose(["experiment=mini_swe_agent_gspo", *options, "verify.slack_s=6", "job=show", *more]))
+SLACK = "verify.slack_s=6"
+BUBBLEWRAP = pytest.mark.parametrize("ground", ["bubblewrap"], indirect=True)
+"""What stops an attack is no sandbox's own."""
 
 
 class LeakyImages(DebianImageStore):
@@ -77,7 +67,7 @@ class Ground:
 
     def without(self, weak: str) -> Workshop:
         """The same with weaker defences."""
-        weaker = built(*WEAKER[weak])
+        weaker = built(SLACK, *WEAKER[weak])
         off = NOTING if weak == "what only notes" else (weak,)
         assert [stage.name for stage in weaker.defense.stages] == [stage for stage in STAGES if stage not in off]
         return replace(self.shop, defenses=weaker.defense.stages, verifier=weaker.verify)
@@ -112,29 +102,15 @@ def leaky_image(source: Path, folder: Path) -> Path:
     params=["bubblewrap", pytest.param("podman", marks=[pytest.mark.podman, pytest.mark.slow])],
 )
 async def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
-    standard = built(f"sandbox={request.param}")
-    missing = standard.sandbox.problems()
-    if missing:
-        pytest.skip(f"{request.param}: {missing[0]}")
+    need(request.param)
     plain = DebianImageStore()
-    harnesses = (one.runtime() for one in standard.harnesses.values())
-    for image in (task_image(), standard.verify.toolchain(), *harnesses):
-        await plain.build(image, print)
-    await standard.model.prepare(print)
-    script = {f"*-s{number}-*": [turn(ATTACKS[name].command), turn(SUBMIT)] for number, name in enumerate(NAMES)}
-    engine = ScriptedEngine(script=script, final_text="", seed=0, probe=None)
-    scratch = tmp_path_factory.mktemp("attacks")
+    await plain.build(task_image(), print)
+    commands = [[ATTACKS[name].command] for name in NAMES]
     with temporary_folder("leaky", plain.path(task_image()).parent) as beside:
         images = LeakyImages(leaky_image(plain.path(task_image()), beside))
-        await standard.sandbox.start(images, f"attacks-{request.param}")
-        await engine.start(standard.model.info(), scratch)
-        await standard.proxy.start(standard.model.info(), engine)
-        try:
-            yield Ground(Workshop.of(standard, images, standard.proxy, scratch), request.param)
-        finally:
-            await standard.proxy.stop()
-            await engine.stop()
-            await standard.sandbox.stop()
+        scratch = tmp_path_factory.mktemp("attacks")
+        async with shell_workshop(request.param, commands, scratch, SLACK, images=images) as shop:
+            yield Ground(shop, request.param)
 
 
 def findings(scored: Scored) -> list[Finding]:
@@ -167,12 +143,11 @@ async def test_none_is_rewarded(ground: Ground, name: str, tmp_path: Path) -> No
     assert not attack.finding or attack.finding in stages(seen), seen
 
 
+@BUBBLEWRAP
 @pytest.mark.parametrize("name", [name for name in NAMES if ATTACKS[name].stopped_by])
 async def test_without_the_defence_that_stops_it_an_attack_is_rewarded(
     ground: Ground, name: str, tmp_path: Path
 ) -> None:
-    if ground.sandbox != "bubblewrap":
-        pytest.skip("what stops an attack is no sandbox's own")
     weak = ATTACKS[name].stopped_by
     scored = await ground.play(name, tmp_path, ground.without(weak), epoch=1)
     assert reward(scored) == 1.0, (scored.trajectory.reason, scored.verdict)
@@ -180,12 +155,11 @@ async def test_without_the_defence_that_stops_it_an_attack_is_rewarded(
 
 
 @pytest.mark.slow
+@BUBBLEWRAP
 @pytest.mark.parametrize("weak", WEAKER)
 async def test_without_one_defence_only_what_it_alone_stops_is_rewarded(
     ground: Ground, weak: str, tmp_path: Path
 ) -> None:
-    if ground.sandbox != "bubblewrap":
-        pytest.skip("what stops an attack is no sandbox's own")
     shop, places = ground.without(weak), asyncio.Semaphore(AT_ONCE)
     epoch = 2 + list(WEAKER).index(weak)
 

@@ -70,6 +70,7 @@ class Ground:
 
 
 LIMITS = ("verify.slack_s=6", "sandbox.pids=96", "sandbox.disk_mb=256")
+PODMAN = [pytest.mark.podman, pytest.mark.slow]
 COMMANDS = [[command, FIX] for command, _ in OWN.values()] + [[FIX, WAIT], [FIX, WAIT, "true"], [FIX]]
 STRUCK, NEIGHBOUR, GRADED = len(OWN), len(OWN) + 1, len(OWN) + 2
 """Samples."""
@@ -78,7 +79,7 @@ STRUCK, NEIGHBOUR, GRADED = len(OWN), len(OWN) + 1, len(OWN) + 2
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=["bubblewrap", pytest.param("podman", marks=[pytest.mark.podman, pytest.mark.slow])],
+    params=["bubblewrap", pytest.param("podman", marks=PODMAN)],
 )
 async def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     scratch = tmp_path_factory.mktemp("faults")
@@ -119,15 +120,18 @@ STRIKES: dict[str, tuple[Strike, Termination]] = {
     "container removed": (remove_container, Termination.SANDBOX_LOST),
     "service killed": (kill_service, Termination.AGENT_COMPLETED),
 }
+STRUCK_AT = [("bubblewrap", "first process killed"), *(("podman", name) for name in STRIKES)]
 
 
-@pytest.mark.parametrize("name", STRIKES)
+@pytest.mark.parametrize(
+    ("ground", "name"),
+    [pytest.param(*each, marks=PODMAN if each[0] == "podman" else []) for each in STRUCK_AT],
+    indirect=["ground"],
+)
 async def test_what_befalls_a_sandbox_excludes_its_trial_and_no_other(
     ground: Ground, name: str, tmp_path: Path
 ) -> None:
     strike, ends = STRIKES[name]
-    if ground.sandbox != "podman" and strike is not kill_init:
-        pytest.skip("a fault of podman's")
     epoch = list(STRIKES).index(name)
     trials = (ground.play(number, tmp_path / str(number), epoch) for number in (STRUCK, NEIGHBOUR))
     struck, neighbour = (asyncio.create_task(trial) for trial in trials)

@@ -13,7 +13,6 @@ import yaml
 
 from engine.config.built import Built
 from engine.config.bundle import describe, fingerprint
-from engine.core.errors import Interrupted
 from engine.core.records import Scored
 from engine.core.temporary import temporary_folder
 from engine.core.threads import to_the_end
@@ -80,26 +79,21 @@ class IncidenceJob:
         layout.logs.mkdir(parents=True, exist_ok=True)
         observer.start(layout)
         try:
-            state.update("starting", steps=plan.steps)
-            with temporary_folder("incidence") as scratch:
-                await built.proxy.start(model, built.inference)
-                await asyncio.to_thread(built.proxy.check, built.harnesses)
-                await built.sandbox.start(images, layout.root.name)
-                await built.inference.start(model, layout.logs)
-                shop = Workshop.of(built, images, built.proxy, scratch)
-                keeper = EngineKeeper(built.inference, built.schedule.engine_restarts, observer.say)
-                rollout = Rollout(shop, keeper, built.schedule, layout, self._drain)
-                self._drain.begin()
-                for step in range(plan.steps):
-                    state.update("rollout", step=step)
-                    await _step(plan, step, rollout, observer)
-            state.update("finished", step=plan.steps)
-        except (asyncio.CancelledError, Interrupted):
-            state.update("interrupted", reason="interrupted; the same command goes on")
-            raise
-        except Exception as error:
-            state.update("failed", reason=str(error) or type(error).__name__)
-            raise
+            with state.told("interrupted; the same command goes on"):
+                state.update("starting", steps=plan.steps)
+                with temporary_folder("incidence") as scratch:
+                    await built.proxy.start(model, built.inference)
+                    await asyncio.to_thread(built.proxy.check, built.harnesses)
+                    await built.sandbox.start(images, layout.root.name)
+                    await built.inference.start(model, layout.logs)
+                    shop = Workshop.of(built, images, built.proxy, scratch)
+                    keeper = EngineKeeper(built.inference, built.schedule.engine_restarts, observer.say)
+                    rollout = Rollout(shop, keeper, built.schedule, layout, self._drain)
+                    self._drain.begin()
+                    for step in range(plan.steps):
+                        state.update("rollout", step=step)
+                        await _step(plan, step, rollout, observer)
+                state.update("finished", step=plan.steps)
         finally:
             observer.stop()
             problems = await to_the_end(stop_all(built))

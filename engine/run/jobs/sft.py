@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from engine.config.built import Built
-from engine.core.contracts import WarmStartedModel
 from engine.core.errors import ConfigError
 from engine.core.records import Scored, Trial, TrialKey
+from engine.core.training_contracts import WarmStartedModel
 from engine.observe.observer import Observer
 from engine.run import warm_start
 from engine.run.directory import check_directory, open_directory

@@ -19,7 +19,7 @@ import yaml
 from engine.config.built import Built
 from engine.config.bundle import describe, fingerprint
 from engine.core.contracts import DoubtedPool
-from engine.core.errors import ConfigErrors, Interrupted, LegoError, RunError
+from engine.core.errors import ConfigErrors, RunError
 from engine.core.records import Scored, Trial
 from engine.core.threads import threads_end_here
 from engine.observe.learning import write_report
@@ -108,34 +108,26 @@ class TrainJob:
                 state.beat(observer.progress_interval_s)
 
         try:
-            state.update("starting", steps=plan.steps, step=done, policy_version=done)
-            described = resumed(built, reader.config(), described)
-            _settle(layout, writer, done)
-            summarise(reader, 0.0)  # what is damaged in finished steps is told now, not after the last one
-            writer.text("config.yaml", yaml.safe_dump(dict(described), sort_keys=False))
-            observer.start(layout, [beat])
-            async with (
-                threads_end_here(),
-                open_workbench(
-                    built, layout, images, lambda what: observer.phase(what, 0, 0, ""), observer.say
-                ) as bench,
-            ):
-                await _Loop(built, plan, bench, layout, state, self._drain).run()
-            check_complete(layout, plan.steps)
-            async with threads_end_here():
-                await _write_report(layout, observer)
-            summary = summarise(reader, state.wall_s)
-            writer.json("summary.json", summary)
-            state.update("finished")
-        except (asyncio.CancelledError, KeyboardInterrupt, Interrupted):
-            state.update("interrupted", reason="interrupted; the same command goes on")
-            raise
-        except LegoError as error:
-            state.update("failed", reason=str(error))
-            raise
-        except Exception as error:
-            state.update("failed", reason=f"{type(error).__name__}: {error}")
-            raise
+            with state.told("interrupted; the same command goes on"):
+                state.update("starting", steps=plan.steps, step=done, policy_version=done)
+                described = resumed(built, reader.config(), described)
+                _settle(layout, writer, done)
+                summarise(reader, 0.0)  # what is damaged in finished steps is told now, not after the last one
+                writer.text("config.yaml", yaml.safe_dump(dict(described), sort_keys=False))
+                observer.start(layout, [beat])
+                async with (
+                    threads_end_here(),
+                    open_workbench(
+                        built, layout, images, lambda what: observer.phase(what, 0, 0, ""), observer.say
+                    ) as bench,
+                ):
+                    await _Loop(built, plan, bench, layout, state, self._drain).run()
+                check_complete(layout, plan.steps)
+                async with threads_end_here():
+                    await _write_report(layout, observer)
+                summary = summarise(reader, state.wall_s)
+                writer.json("summary.json", summary)
+                state.update("finished")
         finally:
             observer.stop()
         _report(layout.root, summary)

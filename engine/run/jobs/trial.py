@@ -20,7 +20,7 @@ from engine.config.built import Built
 from engine.config.bundle import describe, fingerprint
 from engine.config.nearest import listed, nearest
 from engine.core.contracts import DoubtedPool
-from engine.core.errors import ConfigError, ConfigErrors, LegoError, RunError
+from engine.core.errors import ConfigError, ConfigErrors, RunError
 from engine.core.records import Scored, Split, Task, Trial, TrialKey
 from engine.core.threads import threads_end_here
 from engine.observe.progress import Heartbeat, PlainProgress, period
@@ -121,7 +121,8 @@ class TrialJob:
 
         checkpoint = "" if by_hand else fingerprint(built.model.info().path)
         described = describe(built, fingerprints(tasks), checkpoint)
-        with _told(state), _beating(beat, interval_s):
+        with state.told("interrupted"), _beating(beat, interval_s):
+            state.update("starting")
             writer.text("config.yaml", yaml.safe_dump(described, sort_keys=False))
             _tell_task(built, trial, watch)
             async with (
@@ -133,6 +134,7 @@ class TrialJob:
                 state.update("rollout")
                 scored = await run_trial(trial, replace(shop, visitor=going), watch.stage)
                 await asyncio.to_thread(writer.trial, 0, scored)
+            state.update("finished")
         _report(scored, layout, going.left)
         return _EXCLUDED if scored.trajectory.termination.excluded else 0
 
@@ -223,24 +225,6 @@ def _report(scored: Scored, layout: Layout, left: str) -> None:
         ]
     lines.append(f"look next  python -m engine job=view run.root={layout.root.parent}")
     print("\n".join([*lines, str(layout.root)]))
-
-
-@contextmanager
-def _told(state: StateFile) -> Iterator[None]:
-    """Keep `state.json` true however it ends."""
-    try:
-        state.update("starting")
-        yield
-        state.update("finished")
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        state.update("interrupted", reason="interrupted")
-        raise
-    except LegoError as error:
-        state.update("failed", reason=str(error))
-        raise
-    except Exception as error:
-        state.update("failed", reason=f"{type(error).__name__}: {error}")
-        raise
 
 
 @contextmanager

@@ -13,13 +13,12 @@ import pytest
 from calc_task import write_calc
 from hypothesis import given
 from hypothesis import strategies as st
-from task_rows import R2E_GYM, ROWS, SWE_BENCH, SWE_GYM, SWE_REBENCH, SWE_REBENCH_2, SWE_SMITH, read_all, source
+from task_rows import LITE, R2E_GYM, ROWS, SWE_BENCH, SWE_GYM, SWE_REBENCH, SWE_REBENCH_2, SWE_SMITH, read_all, source
 
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.unified import parse
 from engine.tasks.rows.record import TaskRow
 
-LITE = Path("/work/shared/data/swebench_lite_300.json")
 needs_lite = pytest.mark.skipif(not LITE.exists(), reason="the rows of SWE-bench Lite are not on this machine")
 
 

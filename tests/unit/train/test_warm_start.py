@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, Qwen3MoeForCausalLM
 
-from engine.core.contracts import Model, WarmStartedModel
 from engine.core.errors import ConfigError, RunError
 from engine.core.records import Demonstration
+from engine.core.training_contracts import Model, WarmStartedModel
 from engine.train.warm_start import Demonstrations, SupervisedFit, WarmStarted
 
 FIT: dict[str, Any] = {
