@@ -17,9 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from engine.core.errors import RunError
+from engine.core.errors import ConfigError, RunError
 
 _DRAFT = re.compile(r"\..+\.draft-[0-9a-f]{8}")
+
+
+def check_free(key: str, path: Path, kind: str = "file") -> None:
+    """Raise ConfigError, which names `key`, where something is there already: what was written is never replaced."""
+    if path.exists() or path.is_symlink():
+        raise ConfigError(key, str(path), "is there already", f"name another {kind} with {key}, or remove this one")
 
 
 def draft_of(path: Path) -> Path:

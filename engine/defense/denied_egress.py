@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from engine.core.contracts import Mode, Sandbox
+from engine.core.naming import first
 from engine.core.records import Finding, Task
 from engine.defense.stage import Stage
 
@@ -34,6 +35,5 @@ class DeniedEgress(Stage):
         tried = [one for one in sandbox.denied() if not any(fnmatchcase(one, pattern) for pattern in self.ignored)]
         if not tried:
             return ()
-        more = f" and {len(tried) - _NAMED} more" if len(tried) > _NAMED else ""
-        detail = f"tried to reach {', '.join(tried[:_NAMED])}{more}"
+        detail = f"tried to reach {first(tried, _NAMED)}"
         return (Finding(stage=NAME, phase="agent", detail=detail),)

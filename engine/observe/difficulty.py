@@ -7,6 +7,7 @@ the interval of `engine.observe.estimates`, both over the tasks that were tried 
 import html
 from collections.abc import Iterator, Sequence
 
+from engine.core.naming import first
 from engine.core.whole import write_whole
 from engine.observe.estimates import METHOD
 from engine.observe.figures import Figure, Trace
@@ -137,8 +138,7 @@ def _range(versions: tuple[int, int]) -> str:
 
 def _named(what: str, tasks: Sequence[str]) -> Iterator[str]:
     if tasks:
-        more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
-        yield f"{what} ({len(tasks)}): {', '.join(tasks[:_NAMED])}{more}"
+        yield f"{what} ({len(tasks)}): {first(tasks, _NAMED)}"
 
 
 def _tasks(run: Difficulty) -> Table:

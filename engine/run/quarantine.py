@@ -8,6 +8,7 @@ it and on its own trials alone, so a restart leaves out the same. A later run be
 from collections.abc import Callable, Sequence
 
 from engine.core.errors import RunError
+from engine.core.naming import first
 from engine.core.records import Scored, Trial
 from engine.observe.degenerate import degenerate
 from engine.run.rollout import entry
@@ -74,7 +75,6 @@ def _lines(shown: dict[str, tuple[str, ...]], out: set[str]) -> list[str]:
         ([task for task in shown if task not in out], "rewards that may say nothing"),
     ):
         if tasks:
-            named = ", ".join(f"{task} ({', '.join(shown[task])})" for task in tasks[:_NAMED])
-            more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
-            lines.append(f"{what}: {named}{more}")
+            named = [f"{task} ({', '.join(shown[task])})" for task in tasks]
+            lines.append(f"{what}: {first(named, _NAMED)}")
     return lines

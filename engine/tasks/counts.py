@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from engine.config.schemas import TREE
 from engine.core.errors import ConfigError, RunError
-from engine.core.whole import write_whole
+from engine.core.whole import check_free, write_whole
 
 _FORMAT = 1
 
@@ -46,12 +46,6 @@ def write_counts(key: str, path: Path, counts: Sequence[SolveCount]) -> None:
         write_whole(path, f'{{"format": {_FORMAT}, "counts": [\n{lines}\n]}}\n'.encode())
     except RunError as error:
         raise ConfigError(key, str(path), str(error), "name a file to write to") from error
-
-
-def check_free(key: str, path: Path) -> None:
-    """Raise ConfigError where something is there already: a run may select its tasks by it."""
-    if path.exists() or path.is_symlink():
-        raise ConfigError(key, str(path), "is there already", f"name another file with {key}, or remove this one")
 
 
 def read_counts(key: str, path: Path) -> tuple[SolveCount, ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from engine.core.contracts import ImageStore, SandboxRuntime, Say, Verifier
 from engine.core.errors import ConfigError
+from engine.core.naming import first
 from engine.core.patch import make
 from engine.core.paths import cache_dir
 from engine.core.records import Task, Verdict
@@ -85,8 +86,7 @@ def _failing(verdict: Verdict) -> str:
     failing = [test.id for test in verdict.tests if not test.ok]
     if not failing:
         return " ".join(verdict.evidence.split())[:160] or "no test was graded"
-    more = f" and {len(failing) - _NAMED} more" if len(failing) > _NAMED else ""
-    return f"{', '.join(failing[:_NAMED])}{more} failed"
+    return f"{first(failing, _NAMED)} failed"
 
 
 def _file(task: Task) -> Path:

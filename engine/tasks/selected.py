@@ -15,6 +15,7 @@ from typing import Literal
 
 from engine.core.contracts import AuditedPool, DoubtedPool, ImageStore, SandboxRuntime, Say, TaskPool, Verifier
 from engine.core.errors import ConfigError, ConfigErrors
+from engine.core.naming import first
 from engine.core.records import Task
 from engine.core.specs import ImageSpec
 from engine.tasks.counts import SolveCount, read_counts
@@ -102,8 +103,7 @@ class SelectedPool:
         for fate, words in self._words().items():
             if names := fates.get(fate, ()):
                 verb = "kept" if self._keeps(fate) else "dropped"
-                more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-                lines.append(f"  {verb} {len(names)} {words}: {', '.join(names[:_NAMED])}{more}")
+                lines.append(f"  {verb} {len(names)} {words}: {first(names, _NAMED)}")
         return lines
 
     # ---------------------------------------------------------------- steps

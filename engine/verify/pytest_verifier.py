@@ -24,6 +24,7 @@ from typing import Literal, Self
 
 from engine.core.contracts import ImageStore, Mode, Sandbox, SandboxRuntime
 from engine.core.errors import GraderError, HarnessError, PatchError
+from engine.core.naming import first
 from engine.core.records import Finding, Patch, Task, Verdict
 from engine.core.specs import ExecResult, ImageSpec, Mount, SandboxSpec, WarmStart
 from engine.core.temporary import temporary_folder
@@ -54,6 +55,8 @@ _ENVIRONMENT = {
     "PYTHONNOUSERSITE": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
 }
+REACHES = "the tests tried to reach"
+"""How the finding of what they tried in vain begins."""
 _NAMED = 10
 _ENDINGS = {"timeout": "the tests ran over their time", "flooded": "the tests flooded the report"}
 
@@ -236,7 +239,7 @@ def decide(
 
 def _egress(tried: Sequence[str]) -> tuple[Finding, ...]:
     """What the tested code tried to reach, where there is no network; its tests' outcomes say what came of it."""
-    detail = f"the tests tried to reach {', '.join(tried[:_NAMED])}" + (" and more" if len(tried) > _NAMED else "")
+    detail = f"{REACHES} {first(tried, _NAMED)}"
     return (Finding(stage="verify", phase="grade", detail=detail),) if tried else ()
 
 

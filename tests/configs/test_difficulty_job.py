@@ -112,6 +112,7 @@ def test_counts_that_changed_are_another_pool_to_a_run_that_goes_on(tmp_path: Pa
 
 def test_a_warm_start_is_made_of_the_whole_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a selection would change the very policy that it was made for. The key of one is that of the other."""
+    monkeypatch.setenv("LEGO_RL_CACHE", str(tmp_path / "cache"))  # a machine on which nothing is prepared
     bound: list[Any] = []
     monkeypatch.setattr(workbench.warm_start, "bind", lambda built: bound.append(built.tasks))
     counts = f"tasks.counts={tmp_path / 'counts.json'}"

@@ -26,19 +26,19 @@ from engine.config.built import Built
 from engine.config.nearest import nearest
 from engine.core.contracts import Verifier
 from engine.core.errors import ConfigError, EnvironmentFailure, RunError
+from engine.core.naming import first
 from engine.core.patch import make
 from engine.core.records import Patch, Task, Verdict
 from engine.core.together import side_by_side
-from engine.core.whole import write_whole
+from engine.core.whole import check_free, write_whole
 from engine.observe.progress import make_progress
 from engine.run.workbench import check_grading
 from engine.sandbox.images import DebianImageStore
+from engine.verify.pytest_verifier import REACHES
 
 HOLDS = "holds"
 FUNNEL = ("leaks", "breaks", "reference fails", "flaky", "order", "nothing to do")
 """What a task falls out for, in this order."""
-_NETWORK = "tried to reach"
-"""In the finding of a verifier that noted it."""
 _NAMED = 3
 
 
@@ -78,8 +78,8 @@ class AuditJob:
 
     async def run(self, built: Built) -> int:
         """Exit code 0 when every task holds. Raises RunError when one does not."""
-        if self.to is not None and Path(self.to).exists():
-            raise ConfigError("job.to", self.to, "is there already", "name another file, or remove this one")
+        if self.to is not None:
+            check_free("job.to", Path(self.to))
         images = DebianImageStore()
         check_grading(built, images)
         tasks = self._tasks(built.tasks.load())
@@ -133,7 +133,7 @@ class AuditJob:
             verdict, why = _verdict(leak, good, bad, order if self.order == "refuse" else "")
         except EnvironmentFailure as failure:
             verdict, why = "breaks", str(failure)
-        reached = [one.detail for graded in good for one in graded.findings if _NETWORK in one.detail]
+        reached = [one.detail for graded in good for one in graded.findings if one.detail.startswith(REACHES)]
         return Audited(
             task=task.id,
             split=task.split,
@@ -155,8 +155,7 @@ def _failing(graded: Verdict) -> str:
     if graded.resolved:
         return ""
     tests = [test.id for test in graded.tests if not test.ok]
-    more = f" and {len(tests) - _NAMED} more" if len(tests) > _NAMED else ""
-    return ", ".join(tests[:_NAMED]) + more or " ".join(graded.evidence.split())[:160]
+    return first(tests, _NAMED) or " ".join(graded.evidence.split())[:160]
 
 
 async def _leak(built: Built, images: DebianImageStore, task: Task) -> str:

@@ -17,6 +17,7 @@ from rich.text import Text
 from engine.config.built import Built
 from engine.core.errors import ConfigError
 from engine.core.records import Split
+from engine.core.whole import check_free
 from engine.observe.chosen import Named, chosen
 from engine.observe.curves import check_runs
 from engine.observe.difficulty import flags, table, write_page
@@ -25,7 +26,7 @@ from engine.observe.progress import ProgressView, make_progress
 from engine.observe.solves import Difficulty, Measured, difficulty, measure, usual
 from engine.store.layout import Layout
 from engine.store.reader import Reader
-from engine.tasks.counts import check_free, write_counts
+from engine.tasks.counts import write_counts
 
 _KEY = "job.runs"
 _TO = "job.to"

@@ -13,7 +13,7 @@ from engine.core.contracts import Say
 from engine.core.errors import ConfigError, RunError
 from engine.core.records import Split
 from engine.core.temporary import temporary_folder
-from engine.core.whole import move_into_place
+from engine.core.whole import check_free, move_into_place
 from engine.observe.atif.export import write
 from engine.observe.chosen import Named, chosen
 from engine.observe.curves import check_runs
@@ -58,7 +58,7 @@ class ExportJob:
         check_runs("job.run", [root])
         reader = Reader(Layout(root=root))
         to = Path(self.to) if self.to is not None else reader.layout.reports / self.format
-        _check_free(to)
+        check_free("job.to", to, "folder")
         _check_apart(to, reader.layout)
         trials = chosen(reader, self.split, self.step)
         with make_progress(built.observe.progress_interval_s) as progress:
@@ -81,7 +81,7 @@ class ExportJob:
                     progress.phase("exporting", number, len(trials), f"{files} files")
                 if files == 0:
                     raise RunError("every trial was taken back by the run while it was read; export it again")
-                _check_free(to)
+                check_free("job.to", to, "folder")
                 move_into_place(draft / to.name, to)
         except OSError as error:
             problem = f"cannot be made or written ({error.strerror})"
@@ -95,8 +95,3 @@ def _check_apart(to: Path, layout: Layout) -> None:
     if there.is_relative_to(root) and not there.is_relative_to(layout.reports.resolve()):
         way = f"leave it null for {layout.reports}, or name a folder outside the run"
         raise ConfigError("job.to", str(to), "lies among the run's own files", way)
-
-
-def _check_free(to: Path) -> None:
-    if to.exists() or to.is_symlink():
-        raise ConfigError("job.to", str(to), "is there already", "name another folder with job.to, or remove this one")

@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.config.built import Built
 from engine.core.errors import ConfigError, EnvironmentFailure, RunError
+from engine.core.naming import first
 from engine.core.records import FileChange, Patch, Split, Task, Verdict
 from engine.core.together import side_by_side
 from engine.observe.chosen import Named, chosen
@@ -145,9 +146,8 @@ def _differences(same: _Same, verdict: Verdict) -> list[str]:
         turned = [test for test in before if now.get(test) != before[test]]
         if resolved == verdict.resolved and not turned:
             continue
-        shown = "; ".join(f"{test} {before[test]} → {now.get(test, 'gone')}" for test in turned[:_SHOWN])
-        more = f" and {len(turned) - _SHOWN} more" if len(turned) > _SHOWN else ""
-        why = f"{shown}{more}" or verdict.evidence.splitlines()[0]
+        shown = [f"{test} {before[test]} → {now.get(test, 'gone')}" for test in turned]
+        why = first(shown, _SHOWN, "; ") or verdict.evidence.splitlines()[0]
         lines.append(f"{_name(named)}: reward {float(resolved):g}, now {float(verdict.resolved):g}: {why}")
     return lines
 
