@@ -200,13 +200,16 @@ class ContainedSandbox:
         namespaces = [self._namespaces[name] for name in _NAMESPACES]
         entered: Entered
         with group.joining() as joins:
-            given = request if warm is not None else request | {"namespaces": namespaces, "groups": joins}
+            forked = self._parts.warm is not None
+            given = request if forked else request | {"namespaces": namespaces, "groups": joins}
             with memory_file(marshal.dumps(given), 0) as wanted:
-                if warm is None:
-                    entered = await start_cold(wanted, status, (source, out, err), [*namespaces, *joins])
-                else:
-                    descriptors = [wanted, status, source, out, err, *namespaces, *joins]
+                descriptors = [wanted, status, source, out, err, *namespaces, *joins]
+                if warm is not None:
                     entered = await self._warm().fork(warm, self._place(request), descriptors)
+                elif self._parts.warm is not None:
+                    entered = await self._parts.warm.porter.fork(descriptors)
+                else:
+                    entered = await start_cold(wanted, status, (source, out, err), [*namespaces, *joins])
         return entered
 
     def _warm(self) -> WarmProcesses:
@@ -357,9 +360,11 @@ class ContainedSandbox:
                 os.close(descriptor)
         self._init = -1
         self._namespaces.clear()
-        if self._egress is not None:
-            self._egress.close()
-            self._egress = None
+        egress, self._egress = self._egress, None
+        if egress is not None:
+            # The kernel then waits until all processors of the machine have taken note: nobody waits with it, and the
+            # loop's end sees to it that it comes to its own.
+            asyncio.get_running_loop().run_in_executor(None, egress.close)
 
 
 async def _to_the_end(work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:

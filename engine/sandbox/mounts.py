@@ -45,6 +45,7 @@ def mount_disk(file: Path, target: Path, size_mb: int) -> None:
         device, descriptor = _attach(backing.fileno())
         try:
             _mount("ext4", device, str(target), flags, "barrier=0,noinit_itable")
+            file.unlink()  # the device holds it, and no one waits until its blocks are free
         finally:
             os.close(descriptor)
 

@@ -13,18 +13,16 @@ Refuses (HarnessError) a program that does not import, does not become ready in 
 import asyncio
 import secrets
 import shutil
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.core.errors import HarnessError, SandboxError
-from engine.core.processes import end
 from engine.core.specs import Mount, WarmStart
-from engine.sandbox import enter, seccomp, warm_server
-from engine.sandbox.capture import Capture
+from engine.sandbox import enter, fork_server, seccomp, warm_server
 from engine.sandbox.commands import Forked, memory_file
 from engine.sandbox.files import parts
+from engine.sandbox.forks import ForkServer, Lost, Porter
 from engine.sandbox.tools import find
 
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SETPCAP", "CAP_SETUID", "CAP_SETGID")
@@ -35,8 +33,6 @@ _SERVER = "/run/warm"
 _OWN = ("dev", "proc", "run", "sys", "tmp")
 """Folders of the root that are never the image's."""
 _START_S = 180.0
-_FORK_S = 30.0
-_OUTPUT_LIMIT = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +52,6 @@ class Place:
         return (start.interpreter, start.folder, start.module, root, self.mounts, self.cwd, *pairs)
 
 
-class Lost(Exception):
-    """A warm process that ended or hangs; it is ended now."""
-
-
 class WarmProcesses:
     """All warm processes of one runtime."""
 
@@ -67,6 +59,8 @@ class WarmProcesses:
         """`folder`: a host folder of this session, where each keeps its files; `uid`: the sandboxes' user."""
         self._folder, self._uid = folder, uid
         self._processes: dict[object, asyncio.Task[WarmProcess]] = {}
+        self.porter = Porter()
+        """Forks where there is nothing to be imported beforehand."""
 
     async def fork(self, start: WarmStart, place: Place, descriptors: Sequence[int]) -> Forked:
         """A new process that enters the sandbox given by `descriptors` (see warm_server)."""
@@ -108,6 +102,7 @@ class WarmProcesses:
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(ended, WarmProcess):
                 await ended.stop()
+        await self.porter.stop()
 
 
 class WarmProcess:
@@ -115,90 +110,32 @@ class WarmProcess:
 
     def __init__(self, folder: Path, uid: int) -> None:
         self._folder, self._uid = folder, uid
-        self._lock = asyncio.Lock()
-        self._process: asyncio.subprocess.Process | None = None
-        self._output = Capture(_OUTPUT_LIMIT, 0)
-        self._messages, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._messages.setblocking(False)
+        self._server = ForkServer()
 
     @property
     def alive(self) -> bool:
-        return self._process is not None and self._process.returncode is None and self._messages.fileno() >= 0
+        return self._server.alive
 
     async def start(self, start: WarmStart, place: Place) -> None:
         """Start it and wait until its imports are done. Raises HarnessError."""
         await asyncio.to_thread(self._write, start.files)
-        with memory_file(seccomp.program(allowed=_CALLS), 0) as rules:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command(start, place, rules),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=self._output.write,
-                stderr=self._output.write,
-                pass_fds=(self._theirs.fileno(), rules),
-                env={},
-                cwd="/",
-                start_new_session=True,
-            )
-        self._theirs.close()
-        self._output.started()
         try:
-            answer, _ = await self._receive(_START_S)
+            with memory_file(seccomp.program(allowed=_CALLS), 0) as rules:
+                ready = await self._server.start(self._command(start, place, rules), (rules,), _START_S)
         except TimeoutError as error:
-            raise HarnessError(
-                f"{start.module} was not imported within {_START_S:.0f} s; {self._last_line()}"
-            ) from error
-        if answer != b"ready":
-            raise HarnessError(f"the warm process of {start.folder} cannot start: {self._last_line()}")
+            problem = f"{start.module} was not imported within {_START_S:.0f} s; {self._server.last_line()}"
+            raise HarnessError(problem) from error
+        if not ready:
+            raise HarnessError(f"the warm process of {start.folder} cannot start: {self._server.last_line()}")
 
     async def fork(self, descriptors: Sequence[int]) -> Forked:
         """Fork a process over these descriptors. Raises Lost, or SandboxError when it lives but cannot."""
-        async with self._lock:
-            try:
-                socket.send_fds(self._messages, [b"fork"], descriptors)
-                answer, received = await self._receive(_FORK_S)
-            except (OSError, TimeoutError):
-                answer, received = b"", []
-            if received:
-                return Forked(received[0])
-            if answer:
-                raise SandboxError(f"the warm process cannot fork: {answer.decode()}")
-            await asyncio.shield(self._end())
-            self._close()
-            raise Lost(self._last_line())
+        return await self._server.fork(descriptors)
 
     async def stop(self) -> None:
         """End it with all that it forked; safe to call again."""
-        await self._end()  # which wakes whoever waits for an answer
-        async with self._lock:
-            self._close()
+        await self._server.stop()
         await asyncio.to_thread(shutil.rmtree, self._folder, True)
-
-    async def _end(self) -> None:
-        if self._process is not None:
-            await end(self._process)
-
-    def _close(self) -> None:
-        self._messages.close()
-        self._theirs.close()
-        self._output.finish()
-
-    async def _receive(self, timeout_s: float) -> tuple[bytes, list[int]]:
-        """The next message; empty when it has ended."""
-        loop, readable = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._messages, readable.set)
-        try:
-            await asyncio.wait_for(readable.wait(), timeout_s)
-        finally:
-            loop.remove_reader(self._messages)
-        try:
-            answer, received, _, _ = socket.recv_fds(self._messages, 4096, 1)
-        except ConnectionError:
-            return b"", []
-        return answer, received
-
-    def _last_line(self) -> str:
-        lines = self._output.finish().decode(errors="replace").strip().splitlines()
-        return lines[-1].strip()[:500] if lines else "it ended without a word"
 
     def _write(self, contents: Mapping[str, bytes]) -> None:
         self._folder.mkdir()
@@ -229,13 +166,13 @@ class WarmProcess:
             command += image_binds(place.image, [str(target) for target in targets])
         for mount in place.mounts:
             command += ["--ro-bind", str(mount.source), mount.target]
-        for module in (enter, warm_server):
+        for module in (enter, fork_server, warm_server):
             path = Path(str(module.__file__)).resolve()
             command += ["--ro-bind", str(path), f"{_SERVER}/{path.name}"]
         command += ["--ro-bind", str(self._folder), start.folder]
         for name, value in place.environment.items():
             command += ["--setenv", name, value]
-        server = (f"{_SERVER}/{Path(warm_server.__file__).name}", str(self._theirs.fileno()), str(self._uid))
+        server = (f"{_SERVER}/{Path(warm_server.__file__).name}", str(self._server.control), str(self._uid))
         return [*command, "--chdir", place.cwd, "--", *start.interpreter, *server, start.folder, start.module]
 
 

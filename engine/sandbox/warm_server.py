@@ -1,12 +1,10 @@
 """The warm process: `python -I -B warm_server.py CONTROL UID FOLDER MODULE`, by the harness's interpreter (see warm).
 
 It becomes user UID, imports MODULE from FOLDER, calls its `load()`, says that it is ready, and forks once per message
-on CONTROL, a socket that only the engine has. A message brings descriptors, in this order: the request, where to tell
-the end, standard input, output and error, one per namespace, one per control group. The forked process enters the
-sandbox by the steps of `enter`; its child, when all is given up, calls `MODULE.run(command, environment)`.
+on CONTROL, a socket that only the engine has (see fork_server). The forked process enters the sandbox by the steps of
+`enter`; its child, when all is given up, calls `MODULE.run(command, environment)`.
 
-Invariants: this process itself reads no request, so nothing of a trial is ever in the memory that the next one is
-forked from; it forks only while it has one thread and no descriptor but its own; what it forked ends with it.
+Invariant: it forks only while it has one thread and no descriptor but its own.
 """
 
 import contextlib
@@ -15,57 +13,49 @@ import fcntl
 import gc
 import importlib
 import os
-import select
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP = 1, 4, 8, 24
-_SIGKILL = 9
+_PR_SET_KEEPCAPS, _PR_CAPBSET_DROP = 8, 24
 _SETPCAP, _SYS_CHROOT, _SYS_ADMIN = 8, 18, 21
 _NEEDED = (_SETPCAP, _SYS_CHROOT, _SYS_ADMIN)
 """Capabilities: to enter namespaces, their file system among them, and to drop the rest for good."""
 _CAPABILITY_VERSION_3 = 0x20080522
-NAMESPACES = 6
-_DESCRIPTORS_LIMIT = 64
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Refusal(Exception):
-    """Why this process cannot be forked."""
 
 
 def main(control: int, uid: int, folder: str, module_name: str) -> None:
     """Serve until the engine closes its end of `control`."""
-    enter = _import(str(Path(__file__).parent), "enter")
+    enter, forks = (_import(str(Path(__file__).parent), name) for name in ("enter", "fork_server"))
     enter.leave_keyring()
     narrow_rights(uid)
     with _ended_by(control):
         module = _import(folder, module_name)
         module.load()
+
+    def act(request: dict[str, Any]) -> int:
+        time.tzset()  # the sandbox has a time zone of its own
+        module.run(request["command"], request["environment"])
+        return 0
+
+    def check_alone(control: int, meant: Mapping[int, int]) -> None:
+        problem = not_alone(control, meant)
+        if problem:
+            raise forks.Refusal(f"{problem} (start cold)")
+
     messages = socket.socket(fileno=control)
-    children: dict[int, int] = {}
-    check_alone(control, children)
+    check_alone(control, {})
     sys.stdout.flush()  # or each trial would write it again
     sys.stderr.flush()
     gc.collect()
     gc.freeze()
-    messages.send(b"ready")
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    while True:
-        for descriptor, _ in poll.poll():
-            if descriptor in children:
-                poll.unregister(descriptor)
-                os.waitpid(children.pop(descriptor), 0)
-                os.close(descriptor)
-            elif not _answer(messages, children, poll, enter, module):
-                return
+    forks.serve(messages, enter, act, check_alone)
 
 
 @contextlib.contextmanager
@@ -93,69 +83,19 @@ def narrow_rights(uid: int) -> None:
             break
 
 
-def check_alone(control: int, children: dict[int, int]) -> None:
-    """Raise Refusal where a fork would lose a thread or hand a descriptor on."""
+def not_alone(control: int, meant: Mapping[int, int]) -> str:
+    """Why a fork would lose a thread or hand a descriptor on; empty where it would not."""
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
-        raise Refusal(f"{threads} threads run after the imports; a fork has one (start cold)")
+        return f"{threads} threads run after the imports; a fork has one"
     for path in Path("/proc/self/fd").iterdir():
-        if int(path.name) > 2 and int(path.name) != control and int(path.name) not in children:
+        if int(path.name) > 2 and int(path.name) != control and int(path.name) not in meant:
             try:
                 target = path.readlink()
             except FileNotFoundError:  # the listing's own
                 continue
-            raise Refusal(f"the imports hold a descriptor of {target} (start cold)")
-
-
-def _answer(
-    messages: socket.socket, children: dict[int, int], poll: select.poll, enter: ModuleType, module: ModuleType
-) -> bool:
-    """Serve one message; False at the end of them."""
-    message, descriptors, _, _ = socket.recv_fds(messages, 16, _DESCRIPTORS_LIMIT)
-    if not message:
-        return False
-    try:
-        check_alone(messages.fileno(), {**children, **dict.fromkeys(descriptors, 0)})
-        parent, child = os.getpid(), os.fork()
-        if child == 0:
-            _enter(parent, [messages.detach(), *children], descriptors, enter, module)
-        pidfd = os.pidfd_open(child)
-        children[pidfd] = child
-        poll.register(pidfd, select.POLLIN)
-        socket.send_fds(messages, [b"forked"], [pidfd])
-    except (OSError, Refusal) as error:
-        messages.send(str(error).encode())
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-    return True
-
-
-def _enter(parent: int, foreign: list[int], descriptors: list[int], enter: ModuleType, module: ModuleType) -> NoReturn:
-    """In the forked process, which stays outside, as the helper of a cold start does."""
-    try:
-        _check(_libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0))
-        if os.getppid() != parent:  # it died before this process was tied to it
-            os._exit(1)
-        for descriptor in foreign:
-            os.close(descriptor)
-        request, status, *rest = descriptors
-        for number in range(3):
-            os.dup2(rest[number], number)
-            os.close(rest[number])
-        # A change of identity made /proc/self the host's; the trial's process closes itself again.
-        _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0))
-        given = enter.take(request)
-        given["namespaces"], given["groups"] = rest[3 : 3 + NAMESPACES], rest[3 + NAMESPACES :]
-
-        def act(request: dict[str, Any]) -> int:
-            time.tzset()  # the sandbox has a time zone of its own
-            module.run(request["command"], request["environment"])
-            return 0
-
-        enter.serve(given, status, act)
-    finally:
-        os._exit(0)
+            return f"the imports hold a descriptor of {target}"
+    return ""
 
 
 def _import(folder: str, name: str) -> ModuleType:

@@ -51,17 +51,25 @@ def backing(device: str) -> str:
         return ""
 
 
-def test_a_disk_holds_its_size_and_no_more_and_its_device_goes_with_it(tmp_path: Path, place: Path) -> None:
-    file = tmp_path / "disk.img"
+def test_a_disk_holds_its_size_and_no_more_and_its_device_goes_with_it(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, second = tmp_path / "disk.img", tmp_path / "second name"
+    unlink = Path.unlink
+    monkeypatch.setattr(
+        Path, "unlink", lambda path, **how: path.rename(second) if path == file else unlink(path, **how)
+    )
     mounts.mount_disk(file, place, SIZE_MB)
+    monkeypatch.undo()
     device = device_of(place)
-    assert backing(device) == str(file)
+    assert not file.exists()
+    assert backing(device) == str(second)
     (place / "small").write_bytes(b"x" * 1000)
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         (place / "large").write_bytes(b"x" * (SIZE_MB << 20))
     assert mounts.unmount(place, lazy=False)
-    assert backing(device) != str(file)
-    checked = subprocess.run(["e2fsck", "-fn", str(file)], capture_output=True, text=True)
+    assert backing(device) != str(second)
+    checked = subprocess.run(["e2fsck", "-fn", str(second)], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
 
 
