@@ -73,6 +73,9 @@ class SandboxSpec:
     """Size of what may be written; 0: not limited."""
     lasting: bool = False
     """Whether it may be left running when its process ends: `kill` then spares its first process."""
+    work_s: float | None = None
+    """Seconds that its commands may take together; a runtime ends it some time after these. None: a person may stay in
+    it, for as long as the runtime lets one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,13 +59,13 @@ def _limits(config: Mapping[str, Any], name: str, problem: str, way_out: str) ->
 
 
 def _deadlines(config: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """A sandbox that ends by itself must not do so while its agent or its grader may still work."""
-    deadline = _of(config, "sandbox").get("deadline_s")
-    for name in ("agent_timeout_s", "grade_timeout_s"):
-        wanted = _of(config, "tasks").get(name)
-        if deadline is not None and wanted is not None and deadline <= wanted:
-            problem = f"sandboxes would end before tasks.{name}={wanted} is over"
-            yield ConfigError("sandbox.deadline_s", deadline, problem, f"set it to more than {wanted}, setup included")
+    """A sandbox is ended when its work's limit and a grace are over: no grace may be over while one is still graded."""
+    grace, tasks = _of(config, "sandbox").get("grace_s"), _of(config, "tasks")
+    for place, limits in (("tasks", tasks), ("tasks.limits", _of(tasks, "limits"))):
+        wanted = limits.get("grade_timeout_s")
+        if grace is not None and wanted is not None and grace <= wanted:
+            problem = f"is not longer than grading may take ({place}.grade_timeout_s={wanted:g})"
+            yield ConfigError("sandbox.grace_s", grace, problem, f"set it to more than {wanted:g}")
 
 
 def _of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:

@@ -38,6 +38,11 @@ class Visitor(Protocol):
     lasting: bool
     """Whether the sandbox may be left running (`SandboxSpec.lasting`)."""
 
+    @property
+    def stays(self) -> bool:
+        """Whether somebody may stay in it for as long as they like."""
+        ...
+
     def heard(self, exchange: Exchange) -> None:
         """A call was answered, or came to nothing."""
         ...
@@ -233,6 +238,7 @@ async def _set_up(trial: Trial, mounts: tuple[Mount, ...], shop: Workshop, folde
             pids=shop.pids,
             disk_mb=shop.disk_mb,
             lasting=shop.visitor is not None and shop.visitor.lasting,
+            work_s=None if shop.visitor is not None and shop.visitor.stays else task.agent_timeout_s,
         )
     )
     try:

@@ -50,6 +50,10 @@ class Visit:
     """Name of the sandbox that was left running; empty: none was."""
     _environment: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def stays(self) -> bool:
+        return self.when != "none"
+
     def heard(self, exchange: Exchange) -> None:
         self.watch.heard(exchange)
 

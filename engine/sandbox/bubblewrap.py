@@ -19,6 +19,7 @@ from engine.core.specs import SandboxSpec
 from engine.core.threads import in_thread
 from engine.sandbox.cgroups import Cgroup, Limits
 from engine.sandbox.inside import ContainedSandbox, Parts
+from engine.sandbox.lifetime import Allowance
 from engine.sandbox.local import LocalRuntime, Settings
 from engine.sandbox.rooms import Record, Room, Storage, dismantle
 from engine.sandbox.tools import find
@@ -45,9 +46,15 @@ class BubblewrapRuntime(LocalRuntime):
         shm_mb: int,
         output_limit_bytes: int,
         require_limits: bool,
+        grace_s: float,
+        keep_s: float,
     ) -> None:
         settings = Settings(
-            uid=uid, storage=storage, output_limit_bytes=output_limit_bytes, require_limits=require_limits
+            uid=uid,
+            storage=storage,
+            output_limit_bytes=output_limit_bytes,
+            require_limits=require_limits,
+            allowance=Allowance(grace_s=grace_s, keep_s=keep_s),
         )
         super().__init__(settings, disk_mb=disk_mb, pids=pids)
         self._shm_mb = shm_mb
@@ -79,6 +86,7 @@ class BubblewrapRuntime(LocalRuntime):
                     owner=self._owner,
                     warm=self._warm,
                     output_limit=self._settings.output_limit_bytes,
+                    keep_s=self._settings.allowance.keep_s,
                     remove=partial(self._remove, process, room),
                 )
             )

@@ -23,6 +23,7 @@ T = TypeVar("T")
 _ALL_PROTOCOLS = 0x0003
 _SOL_PACKET, _IGNORE_OUTGOING, _ATTACH_FILTER = 263, 23, 26
 """Of linux/if_packet.h and asm/socket.h; on loopback each packet would be seen leaving and arriving."""
+_BACKLOG = 128
 _PACKET_BYTES = 600
 _LOOPBACK = 1
 """Index of `lo` in every network namespace."""
@@ -74,6 +75,20 @@ def within(namespace: int, work: Callable[[], T]) -> T:
     if failed:
         raise failed[0]
     return made[0]
+
+
+def listener(port: int) -> socket.socket:
+    """A listening socket on the loopback of the namespace that this is called in."""
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(("127.0.0.1", port))
+        made.listen(_BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    made.setblocking(False)
+    return made
 
 
 def _listen() -> socket.socket:

@@ -26,7 +26,7 @@ from engine.sandbox import files, seccomp
 from engine.sandbox.capture import Capture
 from engine.sandbox.cgroups import Cgroup, CommandGroup
 from engine.sandbox.commands import Entered, kill_command, memory_file, standard_input, start_cold
-from engine.sandbox.egress import Egress, within
+from engine.sandbox.egress import Egress, listener, within
 from engine.sandbox.endings import ended, exiting, wait_for_end
 from engine.sandbox.left import Left, note_left
 from engine.sandbox.rooms import HOME, USER, Room
@@ -41,7 +41,6 @@ _NAMESPACES = ("ipc", "uts", "net", "pid", "cgroup", "mnt")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _OOM_SCORE = 500
 _STATUS_LIMIT = 1 << 16
-_BACKLOG = 128
 _LAST_WORDS_S = 1.0
 """Between the end of a terminal's command and the end of what is read from it, whichever is first."""
 
@@ -60,6 +59,8 @@ class Parts:
     """The runtime's; None: it has none."""
     output_limit: int
     """Bytes of each output stream that are kept."""
+    keep_s: float
+    """Seconds that it is kept when it is left running."""
     remove: Callable[[], Coroutine[Any, Any, None]]
     """Removes what the runtime made: container, mounts, files; called once, after the last process has ended."""
 
@@ -73,7 +74,7 @@ class ContainedSandbox:
         self._namespaces: dict[str, int] = {}
         self._stopping: asyncio.Task[None] | None = None
         self._egress: Egress | None = None
-        self._left = False
+        self._left, self._over = False, ""
         try:
             for name in _NAMESPACES:
                 self._namespaces[name] = os.open(f"/proc/{parts.init}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
@@ -86,6 +87,11 @@ class ContainedSandbox:
             self._close_descriptors()
             problem = f"attempts to reach the network cannot be heard in {parts.spec.name}: {error.strerror}"
             raise SandboxError(problem) from error
+
+    @property
+    def name(self) -> str:
+        """The specification's."""
+        return self._parts.spec.name
 
     @property
     def room(self) -> Room:
@@ -237,7 +243,7 @@ class ContainedSandbox:
         name = self._parts.spec.name
         kind, _, text = (answer.decode() or "error the process that entered was killed").partition(" ")
         if not timed_out and (not self._alive() or exiting(self._parts.init)):
-            raise SandboxError(f"sandbox {name} ended while a command ran")
+            raise SandboxError(self._over or f"sandbox {name} ended while a command ran")
         if not timed_out and kind == "error":
             raise SandboxError(f"sandbox {name} cannot be entered: {text}")
         return ExecResult(
@@ -273,6 +279,8 @@ class ContainedSandbox:
     def _root(self) -> Path:
         if self._stopping is not None:
             raise SandboxError(f"sandbox {self._parts.spec.name} is stopped: its files are gone")
+        if self._over:
+            raise SandboxError(self._over)
         return self._parts.room.root
 
     # ------------------------------------------------------------ network
@@ -281,7 +289,7 @@ class ContainedSandbox:
         """A listening socket on 127.0.0.1:port inside the sandbox, served by the caller, who closes it."""
         self._require_life()
         try:
-            return await in_thread(within, self._namespaces["net"], partial(_listener, port))
+            return await in_thread(within, self._namespaces["net"], partial(listener, port))
         except OSError as error:
             raise SandboxError(f"cannot listen on port {port} in {self._parts.spec.name}: {error.strerror}") from error
 
@@ -316,6 +324,7 @@ class ContainedSandbox:
             environment=dict(self._parts.spec.environment) | dict(environment),
             uid=self._parts.owner.uid,
             disk_mb=self._parts.spec.disk_mb,
+            until_s=time.time() + self._parts.keep_s,
         )
         await in_thread(note_left, self._parts.room, left)
         self._left = True
@@ -328,6 +337,17 @@ class ContainedSandbox:
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
         await _to_the_end(_join(self._stopping))
+
+    async def expire(self, why: str) -> None:
+        """End it because its time is over: what it is asked for from now on is refused with `why`, files too, so that
+        no half of a trial is taken for a whole one. One that is being stopped, or was left, has no owner to hang."""
+        if self._stopping is not None or self._left or self._over:
+            return
+        self._over = why
+        _log.warning("%s", why)
+        if self._alive():
+            signal.pidfd_send_signal(self._init, signal.SIGKILL)
+            await wait_for_end(self._init, self._parts.spec.name)
 
     def release(self) -> None:
         """Let go of a sandbox that goes on without this process."""
@@ -352,7 +372,7 @@ class ContainedSandbox:
 
     def _require_life(self) -> None:
         if not self._alive():
-            raise SandboxError(f"sandbox {self._parts.spec.name} is gone: no command can run in it")
+            raise SandboxError(self._over or f"sandbox {self._parts.spec.name} is gone: no command can run in it")
 
     def _close_descriptors(self) -> None:
         for descriptor in (self._init, *self._namespaces.values()):
@@ -382,16 +402,3 @@ async def _to_the_end(work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutin
 
 async def _join(task: asyncio.Task[None]) -> None:
     await task
-
-
-def _listener(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    listener.setblocking(False)
-    return listener

@@ -5,7 +5,8 @@
     CACHE/sandboxes/OWNER/SESSION/ROOM/…   one room per sandbox (see rooms); `left.json` in it: left running (see left)
 
 Liveness is the lock, not a process id: the kernel drops it with the process, and it holds between containers that
-share the cache. Refuses to reap a session whose lock is held; a sandbox that was left running on purpose is reaped only
+share the cache. Of a session whose lock is held nothing is reaped but what is over its time and should have been ended
+by its owner, who hangs (see lifetime); a sandbox that was left running on purpose is reaped when its time is over, or
 by who asks for those too.
 """
 
@@ -21,7 +22,8 @@ from pathlib import Path
 
 from engine.core.errors import SandboxError
 from engine.core.paths import cache_dir
-from engine.sandbox.left import NOTE
+from engine.sandbox.left import NOTE, read_left
+from engine.sandbox.lifetime import OWNERS_S, is_over, words
 from engine.sandbox.rooms import Room, dismantle, end_starters, read_record
 
 
@@ -72,10 +74,21 @@ def left_rooms() -> list[Path]:
     return [note.parent for note in _base().glob(f"*/*/*/{NOTE}")]
 
 
-def reap_sessions(owner: str | None, *, left_too: bool = False) -> tuple[list[str], list[str]]:
-    """As `reap`, for who has more to do: names, and what could not be removed and why.
+def remains(folder: Path) -> str:
+    """How long a sandbox that was left running is kept yet, in words."""
+    try:
+        left = read_left(folder)
+    except SandboxError:
+        return "until job=reap"
+    if left is None or left.remains_s is None:
+        return "until job=reap"
+    return f"{words(left.remains_s)} more" if left.remains_s > 0 else "no longer"
 
-    `left_too`: also what was left running on purpose."""
+
+def reap_sessions(owner: str | None, *, left_too: bool = False) -> tuple[list[str], list[str]]:
+    """As `reap`, for who has more to do: names, with what is out of the common, and what could not be removed and why.
+
+    `left_too`: also what was left running on purpose and is within its time."""
     reaped: list[str] = []
     problems: list[str] = []
     if not _base().is_dir():
@@ -85,7 +98,7 @@ def reap_sessions(owner: str | None, *, left_too: bool = False) -> tuple[list[st
         for session in [path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_dir()]:
             try:
                 with _abandoned(session) as abandoned:
-                    names, trouble = _reap_session(session, left_too=left_too) if abandoned else ([], [])
+                    names, trouble = _reap_session(session, left_too=left_too) if abandoned else _reap_expired(session)
             except OSError as error:
                 names, trouble = [], [f"{session} ({error.strerror})"]
             reaped += names
@@ -95,17 +108,15 @@ def reap_sessions(owner: str | None, *, left_too: bool = False) -> tuple[list[st
 
 def _reap_session(session: Path, *, left_too: bool = False) -> tuple[list[str], list[str]]:
     reaped, problems = [], []
-    rooms = [path for path in session.iterdir() if path.is_dir() and not path.is_symlink()]
-    left = [] if left_too else [folder for folder in rooms if (folder / NOTE).exists()]
+    rooms = _rooms(session)
+    left = [] if left_too else [folder for folder in rooms if _is_kept(folder)]
     if not left:
         end_starters(session)
     for folder in rooms:
         if folder in left:
             continue
         try:
-            record = read_record(folder)
-            dismantle(folder)
-            reaped.append(record.name if record else folder.name)
+            reaped.append(_remove(folder))
         except (SandboxError, OSError) as error:
             problems.append(str(error))
     if not problems:
@@ -118,6 +129,41 @@ def _reap_session(session: Path, *, left_too: bool = False) -> tuple[list[str], 
         with contextlib.suppress(OSError):
             session.parent.rmdir()
     return reaped, problems
+
+
+def _reap_expired(session: Path) -> tuple[list[str], list[str]]:
+    """Of a session that is somebody's: what its owner should have ended."""
+    reaped, problems = [], []
+    for folder in _rooms(session):
+        try:
+            record = read_record(folder)
+            if (folder / NOTE).exists() or record is None or not is_over(record.ends_s, record.boot, beyond_s=OWNERS_S):
+                continue
+            end_starters(folder)
+            reaped.append(f"{_remove(folder)} (over its time, and its owner, who lives, did not end it)")
+        except (SandboxError, OSError) as error:
+            problems.append(str(error))
+    return reaped, problems
+
+
+def _remove(folder: Path) -> str:
+    """Undo the sandbox of a room; returns its name."""
+    record = read_record(folder)
+    dismantle(folder)
+    return record.name if record else folder.name
+
+
+def _rooms(session: Path) -> list[Path]:
+    return [path for path in session.iterdir() if path.is_dir() and not path.is_symlink()]
+
+
+def _is_kept(folder: Path) -> bool:
+    """Whether it was left running and is within its time; one whose note cannot be read is kept."""
+    try:
+        left = read_left(folder)
+    except SandboxError:
+        return True
+    return left is not None and (left.remains_s is None or left.remains_s > 0)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,13 @@
 """Sandboxes that were left running, to be entered again by another process (`job=trial job.enter=NAME`).
 
-    ROOM/left.json   how it is entered: user, environment, current folder
+    ROOM/left.json   how it is entered: user, environment, current folder; until when it is kept
 
 Invariant: the note appears last, when nothing runs in the sandbox but its first process; a room with it is removed by
-`job=reap` alone, and by nobody while somebody is inside.
+`job=reap`, or by the next start of anything when its time is over, and by nobody while somebody is inside.
 """
 
 import json
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,6 +27,13 @@ class Left:
     environment: dict[str, str]
     uid: int
     disk_mb: int
+    until_s: float = 0.0
+    """Unix time until which it is kept: days, which a person counts by the calendar. 0: nobody said."""
+
+    @property
+    def remains_s(self) -> float | None:
+        """Seconds that are left of it, negative when it is over; None: nobody said."""
+        return self.until_s - time.time() if self.until_s else None
 
 
 def note_left(room: Room, left: Left) -> None:

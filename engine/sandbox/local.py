@@ -10,20 +10,24 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.core.contracts import ImageStore, Say
 from engine.core.errors import ConfigError, SandboxError
 from engine.core.specs import Capabilities, SandboxSpec
 from engine.core.threads import in_thread
-from engine.sandbox import cgroups, files, seccomp
+from engine.sandbox import cgroups, files, lifetime, seccomp
 from engine.sandbox.inside import ContainedSandbox
 from engine.sandbox.ledger import Session, reap
+from engine.sandbox.lifetime import Allowance
 from engine.sandbox.rooms import HOME, Record, Room, Storage, dismantle, furnish
 from engine.sandbox.tools import find
 from engine.sandbox.warm import WarmProcesses
 
 _KEY = "sandbox"
+_LOOK_S = 5.0
+"""Between two looks for sandboxes whose time is over."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,7 @@ class Settings:
     """Kept of each output stream of a command."""
     require_limits: bool
     """Whether a machine that cannot keep a limit is refused."""
+    allowance: Allowance
 
 
 class LocalRuntime(abc.ABC):
@@ -56,7 +61,9 @@ class LocalRuntime(abc.ABC):
         self._images: ImageStore | None = None
         self._session: Session | None = None
         self._warm: WarmProcesses | None = None
-        self._sandboxes: set[ContainedSandbox] = set()
+        self._sandboxes: dict[ContainedSandbox, float] = {}
+        """Each with the time at which it is over, by `lifetime.clock`."""
+        self._timekeeper: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------ what a runtime adds
 
@@ -113,7 +120,7 @@ class LocalRuntime(abc.ABC):
         try:
             await in_thread(reap, None)
         except SandboxError as error:  # somebody else's leftovers are no reason not to run
-            logging.getLogger(__name__).warning("%s", error)
+            _log.warning("%s", error)
         self._images = images
         self._session = await in_thread(Session, owner)
         self._warm = WarmProcesses(self._session.folder, self._settings.uid)
@@ -122,6 +129,7 @@ class LocalRuntime(abc.ABC):
         except BaseException:
             await self.stop()
             raise
+        self._timekeeper = asyncio.create_task(self._keep_time())
 
     async def create(self, spec: SandboxSpec) -> ContainedSandbox:
         """Start a sandbox. Raises SandboxError; then nothing is left of it."""
@@ -137,14 +145,15 @@ class LocalRuntime(abc.ABC):
         session = self._session
         room = session.room(spec.name)
         try:
-            record = self._plan(spec, room)
+            life_s = self._settings.allowance.life_s(spec)
+            record = replace(self._plan(spec, room), ends_s=lifetime.clock() + life_s, boot=lifetime.boot())
             room.note(record)
             await in_thread(self._furnish, spec, room)
             sandbox = await self._launch(spec, room, record)
         except BaseException:
             await in_thread(dismantle, room.folder)
             raise
-        self._sandboxes.add(sandbox)
+        self._sandboxes[sandbox] = record.ends_s
         if self._session is not session:
             await sandbox.stop()
             raise SandboxError(f"{self.label} was stopped while sandbox {spec.name} was made")
@@ -153,6 +162,10 @@ class LocalRuntime(abc.ABC):
     async def stop(self) -> None:
         """Stop every sandbox that is left, then the session. Raises SandboxError naming what could not be removed."""
         session, self._session = self._session, None
+        timekeeper, self._timekeeper = self._timekeeper, None
+        if timekeeper is not None:
+            timekeeper.cancel()
+            await asyncio.gather(timekeeper, return_exceptions=True)
         await asyncio.gather(*(sandbox.stop() for sandbox in tuple(self._sandboxes)))
         self._sandboxes.clear()
         if self._warm is not None:
@@ -161,7 +174,22 @@ class LocalRuntime(abc.ABC):
         if session is not None:
             await in_thread(session.close)
 
+    async def end_expired(self) -> None:
+        """End every sandbox whose time is over: its trial, held up by whatever it is, then learns that it is lost."""
+        for sandbox, ends_s in tuple(self._sandboxes.items()):
+            if ends_s < lifetime.clock():
+                try:
+                    granted = "its work's limit and sandbox.grace_s, or sandbox.keep_s where a person may stay"
+                    await sandbox.expire(f"sandbox {sandbox.name} was ended: its time was over ({granted})")
+                except (SandboxError, OSError) as error:  # the next look tries no other, a reaper does
+                    _log.warning("%s", error)
+
     # ------------------------------------------------------------ shared steps
+
+    async def _keep_time(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self.end_expired()
 
     def _furnish(self, spec: SandboxSpec, room: Room) -> None:
         assert self._images is not None
@@ -172,4 +200,4 @@ class LocalRuntime(abc.ABC):
 
     def _forget(self, room: Room) -> None:
         """Called when a sandbox has been removed."""
-        self._sandboxes = {sandbox for sandbox in self._sandboxes if sandbox.room != room}
+        self._sandboxes = {sandbox: ends_s for sandbox, ends_s in self._sandboxes.items() if sandbox.room != room}

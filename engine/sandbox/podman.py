@@ -17,6 +17,7 @@ from engine.core.specs import SandboxSpec
 from engine.core.threads import in_thread
 from engine.sandbox.cgroups import Cgroup
 from engine.sandbox.inside import ContainedSandbox, Parts
+from engine.sandbox.lifetime import Allowance
 from engine.sandbox.local import LocalRuntime, Settings
 from engine.sandbox.podman_service import Service
 from engine.sandbox.rooms import Record, Room, Storage, dismantle
@@ -49,9 +50,15 @@ class PodmanRuntime(LocalRuntime):
         shm_mb: int,
         output_limit_bytes: int,
         require_limits: bool,
+        grace_s: float,
+        keep_s: float,
     ) -> None:
         settings = Settings(
-            uid=uid, storage=storage, output_limit_bytes=output_limit_bytes, require_limits=require_limits
+            uid=uid,
+            storage=storage,
+            output_limit_bytes=output_limit_bytes,
+            require_limits=require_limits,
+            allowance=Allowance(grace_s=grace_s, keep_s=keep_s),
         )
         super().__init__(settings, disk_mb=disk_mb, pids=pids)
         self._shm_mb = shm_mb
@@ -87,13 +94,15 @@ class PodmanRuntime(LocalRuntime):
                 owner=self._owner,
                 warm=self._warm,
                 output_limit=self._settings.output_limit_bytes,
+                keep_s=self._settings.allowance.keep_s,
                 remove=partial(self._remove, room, record),
             )
         )
 
     async def _remove(self, room: Room, record: Record) -> None:
         await self._service.remove(record.container)
-        room.note(replace(record, container=""))
+        if room.folder.exists():  # else somebody found its time over
+            room.note(replace(record, container=""))
         await in_thread(dismantle, room.folder)
         self._forget(room)
 

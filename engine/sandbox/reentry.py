@@ -13,7 +13,7 @@ from engine.core.specs import ImageSpec, SandboxSpec
 from engine.sandbox.cgroups import Cgroup
 from engine.sandbox.files import Owner
 from engine.sandbox.inside import ContainedSandbox, Parts
-from engine.sandbox.ledger import left_rooms
+from engine.sandbox.ledger import left_rooms, remains
 from engine.sandbox.left import Left, read_left
 from engine.sandbox.rooms import Record, Room, read_record, started
 
@@ -24,6 +24,11 @@ _OUTPUT = 1 << 20
 def names() -> list[str]:
     """Sandboxes that were left running."""
     return sorted(folder.name for folder in left_rooms())
+
+
+def kept_for(name: str) -> str:
+    """How long a sandbox that was left running is kept yet, in words; empty: there is none of this name."""
+    return next((remains(folder) for folder in left_rooms() if folder.name == name), "")
 
 
 @contextlib.contextmanager
@@ -69,5 +74,6 @@ def _parts(room: Room, left: Left, record: Record) -> Parts:
         owner=Owner(uid=left.uid, gid=left.uid),
         warm=None,
         output_limit=_OUTPUT,
+        keep_s=0.0,
         remove=nothing,
     )

@@ -48,6 +48,10 @@ class Record:
     """Host process id of the sandbox's first process; 0: not started yet."""
     init_started: str
     """Its start time in clock ticks since boot, which with the id names it for ever."""
+    ends_s: float = 0.0
+    """When its time is over, by `lifetime.clock`; records of older versions know none."""
+    boot: str = ""
+    """The start of the machine which that clock counts from; empty: no time was recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +124,10 @@ def started(pid: int) -> str:
         return ""
 
 
-def end_starters(session: Path) -> None:
+def end_starters(folder: Path) -> None:
     """End what was starting a sandbox below this folder when its owner was killed: bubblewrap asks the kernel to be
     told of its parent's death, and one that asked too late lives on with what it started."""
-    below = f"{session.resolve()}/".encode()
+    below = f"{folder.resolve()}/".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
@@ -147,7 +151,8 @@ def dismantle(folder: Path) -> None:
     left = _mounts_below(folder)
     if left:
         raise SandboxError(f"cannot unmount {left[0]}; its files are kept")
-    shutil.rmtree(folder)
+    with contextlib.suppress(FileNotFoundError):  # its owner, and who found its time over, may both be at it
+        shutil.rmtree(folder)
 
 
 def read_record(folder: Path) -> Record | None:

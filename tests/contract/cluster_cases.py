@@ -50,7 +50,7 @@ def make_kubernetes(folder: Path, cluster: Cluster, host: str = "127.0.0.1", **c
         "node_selector": {},
         "tolerations": [],
         "start_timeout_s": 60.0,
-        "deadline_s": 600,
+        "grace_s": 600.0,
     }
     return KubernetesRuntime(**settings | changes)  # type: ignore[arg-type]
 

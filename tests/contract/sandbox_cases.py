@@ -23,7 +23,7 @@ RUNTIMES = {"bubblewrap": BubblewrapRuntime, "podman": PodmanRuntime}
 
 
 def make_runtime(name: str, **changes: object) -> LocalRuntime:
-    return RUNTIMES[name](**SETTINGS | {"output_limit_bytes": 65536} | changes)
+    return RUNTIMES[name](**SETTINGS | {"output_limit_bytes": 65536, "grace_s": 600, "keep_s": 86400} | changes)
 
 
 def task_image() -> ImageSpec:

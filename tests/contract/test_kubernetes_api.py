@@ -476,6 +476,26 @@ async def test_what_the_dead_left_goes_and_what_lives_stays(cluster: Cluster, tm
     assert cluster.names("networkpolicies") == cluster.names("configmaps") == ["living", "newborn"]
 
 
+async def test_a_pod_over_its_time_goes_though_its_session_lives(cluster: Cluster, tmp_path: Path) -> None:
+    """Its owner renews the lease and hangs: what is within its time, or within a minute of it, stays."""
+    now = datetime.now(UTC).timestamp()
+    for name, ends_s in (("over", now - 90), ("nearly", now - 30), ("within", now + 600)):
+        for kind, item in left_by(name, age_s=10):
+            if kind == "pods":
+                item["metadata"]["annotations"][f"{PREFIX}/expires"] = str(int(ends_s))
+            cluster.put(kind, item, "ADDED")
+    names, problems = await make_kubernetes(tmp_path, cluster).reap()
+    assert (names, problems) == (["trial-of-over (over its time, and its owner, who lives, did not end it)"], [])
+    assert cluster.names("pods") == ["pod-nearly", "pod-within"]
+    assert len(cluster.names("leases")) == 3
+
+
+async def test_a_pod_lives_for_its_start_its_work_and_a_grace(runtime: KubernetesRuntime, cluster: Cluster) -> None:
+    await runtime.create(specification("told", work_s=30.5))
+    (pod,) = cluster.objects["pods"].values()
+    assert pod["spec"]["activeDeadlineSeconds"] == 60 + 31 + 600  # start_timeout_s, the work, grace_s
+
+
 async def test_a_start_removes_what_the_dead_left_of_any_run(
     cluster: Cluster,
     node: ScriptedNode,

@@ -240,6 +240,7 @@ def test_a_shell_is_the_persons_and_what_is_kept_is_entered_again(folder: Path, 
         person.kill()
     assert code == 0, said.decode()
     assert b"verdict    resolved, reward 1" in said
+    assert b"for      7 days more (sandbox.keep_s)" in said
     name = said.partition(b"job.enter=")[2].split()[0].decode()
 
     listed = engine(folder, f"job.enter={name}", "job.commands=['cat calc/__init__.py; ps ax | grep -c sleep; exit 4']")
@@ -252,6 +253,8 @@ def test_a_shell_is_the_persons_and_what_is_kept_is_entered_again(folder: Path, 
         assert again.end()[0] == 6
     finally:
         again.kill()
+    told = engine(folder, "job=reap", "job.kept=tell")
+    assert f"kept sandbox {name}: 7 days more\n" in told.stdout, told.stdout
     reaped = engine(folder, "job=reap")
     assert "removed sandbox e0-calc-s0-a0\n" in reaped.stdout, reaped.stdout
     assert engine(folder, f"job.enter={name}").returncode == 2

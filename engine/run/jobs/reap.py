@@ -2,11 +2,12 @@
 
 Sandboxes with their mounts, containers and services, temporary folders, half-made downloads and images in the cache,
 scratch folders and half-written files of the runs under `run.root`; with a runtime whose sandboxes lie elsewhere
-(`sandbox=kubernetes`) also what is left there; and, which no other job removes, the sandboxes that `job=trial
-job.keep=true` left running. Whatever has a living process is left alone: liveness is a lock that the kernel drops with
-the process. What cannot be removed, or claimed, keeps nothing else from being removed, and is named at the end. Every
-job does this for what is its own; this one does it for all, at once. Processes are not its concern: each ends with the
-one that started it (`core/supervise.py`).
+(`sandbox=kubernetes`) also what is left there; and, which no other job removes within their time, the sandboxes that
+`job=trial job.keep=true` left running (`job.kept=tell`: says how long they have, and lets them be). Whatever has a
+living process is left alone: liveness is a lock that the kernel drops with the process; but a sandbox that is over its
+time by more than its owner needs to end it goes, because that owner hangs. What cannot be removed, or claimed, keeps
+nothing else from being removed, and is named at the end. Every job does this for what is its own; this one does it for
+all, at once. Processes are not its concern: each ends with the one that started it (`core/supervise.py`).
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from engine.config.built import Built
 from engine.core.contracts import RemoteRuntime
@@ -35,30 +37,40 @@ _DRAFT_S = 600.0
 
 
 class ReapJob:
-    """Names what it removed, a line each."""
+    """Names what it removed, and what is kept on purpose and how long, a line each.
+
+    Args:
+        kept: what becomes of sandboxes that were left running on purpose and are within their time.
+    """
+
+    def __init__(self, *, kept: Literal["remove", "tell"]) -> None:
+        self.kept = kept
 
     async def run(self, built: Built) -> int:
         """Exit code 0 when nothing is left. Raises RunError naming what could not be removed, after the rest is."""
-        removed, problems = await asyncio.to_thread(_reap, built.directory.parent)
+        removed, problems = await asyncio.to_thread(_reap, built.directory.parent, left_too=self.kept == "remove")
         if isinstance(built.sandbox, RemoteRuntime):
             names, stays = await built.sandbox.reap()
             removed += [f"sandbox {name}" for name in names]
             problems += stays
         for line in removed:
             print(f"removed {line}")
+        kept = [f"kept sandbox {folder.name}: {ledger.remains(folder)}" for folder in ledger.left_rooms()]
+        for line in kept:
+            print(line)
         if problems:
             raise RunError(f"not removed: {'; '.join(problems)}; remove these by hand, or as a user who may")
-        if not removed:
+        if not removed and not kept:
             print("nothing was left behind")
         return 0
 
 
-def _reap(runs: Path) -> tuple[list[str], list[str]]:
+def _reap(runs: Path, *, left_too: bool) -> tuple[list[str], list[str]]:
     """What was removed, and what could not be and why; whatever one place does, the others are looked at."""
     removed: list[str] = []
     problems: list[str] = []
     try:
-        names, problems = ledger.reap_sessions(None, left_too=True)
+        names, problems = ledger.reap_sessions(None, left_too=left_too)
         removed += [f"sandbox {name}" for name in names]
     except OSError as error:  # the records of all of them cannot be had
         problems.append(f"{error.filename or 'sandboxes'} ({error.strerror})")

@@ -33,7 +33,7 @@ from engine.run.trial import BY_HAND, run_trial
 from engine.run.visit import Doing, Visit, When, visit
 from engine.run.workbench import check_grading, check_machine, open_shop
 from engine.sandbox.images import DebianImageStore
-from engine.sandbox.reentry import enter_left, names
+from engine.sandbox.reentry import enter_left, kept_for, names
 from engine.store.layout import Layout
 from engine.store.state import StateFile
 from engine.store.writer import Writer
@@ -220,6 +220,7 @@ def _report(scored: Scored, layout: Layout, left: str) -> None:
     if left:
         lines += [
             "kept       the sandbox, with all files as they were left; nothing runs in it, and no model answers",
+            f"  for      {kept_for(left)} (sandbox.keep_s); the next start of anything after that removes it",
             f"  enter    python -m engine job=trial job.enter={left}",
             "  remove   python -m engine job=reap",
         ]

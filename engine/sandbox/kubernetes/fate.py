@@ -25,7 +25,7 @@ _FINAL = frozenset(
 _PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "SignatureValidationFailed"})
 _HOPELESS = ("not found", "manifest unknown", "unauthorized", "denied", "forbidden", "no match for platform")
 _WAYS_OUT = {
-    "DeadlineExceeded": "raise sandbox.deadline_s",
+    "DeadlineExceeded": "it was over its time; if its owner did not hang, raise sandbox.grace_s",
     "Evicted": "the node was short of memory or disk",
     "OOMKilled": "raise the task's memory_mb",
 }

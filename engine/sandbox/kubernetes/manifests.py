@@ -62,7 +62,6 @@ class Shape:
     """Folders beside the specification's workdir that may be written."""
     tools: str
     """Reference of the image that holds our Python."""
-    deadline_s: int
     runtime_class: str | None
     node_selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
@@ -116,8 +115,10 @@ class Plan:
     """Its key → path below `CODE`."""
     token: str
     """Known to the relay alone."""
+    life_s: int
+    """Seconds from its start after which the cluster ends it, whoever forgot it."""
     expires_s: float
-    """Unix time after which nobody needs it."""
+    """The same as Unix time, for who reaps."""
 
 
 def label(text: str) -> str:
@@ -157,7 +158,7 @@ def pod(shape: Shape, session: Session, gateway: Gateway, plan: Plan) -> Json:
     room = writable(shape, plan.spec.workdir)
     spec: Json = {
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": shape.deadline_s,
+        "activeDeadlineSeconds": plan.life_s,
         "terminationGracePeriodSeconds": 1,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import importlib.util
 import ipaddress
+import math
 import platform
 import secrets
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,8 @@ _KEY = "sandbox"
 _OLDEST = (1, 33)
 """Sidecars are settled and image volumes known, though they may have to be enabled, from here on."""
 _GONE_S = 60.0
+_UNTOLD_S = 14400.0
+"""Work of a sandbox of which nobody said how long it may take."""
 _JOIN_S = 30.0
 
 
@@ -67,13 +70,14 @@ class KubernetesRuntime:
         node_selector: Mapping[str, str],
         tolerations: Sequence[Mapping[str, Any]],
         start_timeout_s: float,
-        deadline_s: int,
+        grace_s: float,
     ) -> None:
         self.disk_mb, self.pids = disk_mb, pids
         self.require_limits = require_limits
         self._kubeconfig, self._context = kubeconfig, context
         self._registry, self._settings = registry.rstrip("/"), gateway
         self._output_limit, self._start_timeout_s = output_limit_bytes, start_timeout_s
+        self._grace_s = grace_s
         self._shape = manifests.Shape(
             namespace=namespace,
             uid=uid,
@@ -84,7 +88,6 @@ class KubernetesRuntime:
             delivery=image_volumes,
             writable=tuple(writable),
             tools=tools_image,
-            deadline_s=deadline_s,
             runtime_class=runtime_class,
             node_selector=dict(node_selector),
             tolerations=tuple(tolerations),
@@ -213,6 +216,7 @@ class KubernetesRuntime:
             if not mount.source.exists():
                 raise SandboxError(f"{mount.source}, to be mounted at {mount.target}, does not exist")
         name, files = await running.config_map(spec.image)
+        life_s = self._life_s(spec)
         return manifests.Plan(
             name=manifests.object_name(spec.name, secrets.token_hex(5)),
             spec=spec,
@@ -221,8 +225,14 @@ class KubernetesRuntime:
             config_map=name,
             files=files,
             token=running.relays.admit(spec.name),
-            expires_s=running.api.now() + self._shape.deadline_s,
+            life_s=life_s,
+            expires_s=running.api.now() + life_s,
         )
+
+    def _life_s(self, spec: SandboxSpec) -> int:
+        """The cluster counts from where it takes a pod on, so what it may take to start is in it."""
+        work_s = _UNTOLD_S if spec.work_s is None else spec.work_s
+        return math.ceil(self._start_timeout_s + work_s + self._grace_s)
 
     async def _until_ready(self, running: "_Running", plan: manifests.Plan) -> None:
         """Wait for the containers, then for the relay."""
@@ -257,6 +267,7 @@ class KubernetesRuntime:
             config_map=running.session.name,
             files={},
             token="",
+            life_s=self._life_s(spec),
             expires_s=0,
         )
         wanted = manifests.pod(self._shape, running.session, running.gateway, plan)

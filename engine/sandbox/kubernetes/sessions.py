@@ -1,12 +1,14 @@
 """Who runs which pods, so that none outlives its run: a lease for each session, and the removal of what the dead left.
 
 Liveness is the lease, renewed while the process lives, by the server's own clock; a session whose lease is over, or
-that has none, is dead, and everything with its label goes, from whatever machine it was started. Beyond that a pod's
-own deadline ends it where nobody ever comes to reap.
+that has none, is dead, and everything with its label goes, from whatever machine it was started. Beyond that the
+cluster ends a pod that is over its time where nobody ever comes to reap, and a reaper removes it though its session
+lives: its owner hangs.
 """
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import time
@@ -20,7 +22,7 @@ from engine.sandbox.kubernetes.manifests import MANAGED, PREFIX, Session, lease
 _log = logging.getLogger(__name__)
 LEASE_S = 60
 _SLACK_S = 60
-"""After a lease is over, before its session is taken for dead."""
+"""After a lease, or a pod's time, is over, before its session is taken for dead or hung."""
 _NEWBORN_S = 300
 """A pod without a lease is let be for so long: it may be younger than the list of leases."""
 _VANISH_S = 90.0
@@ -89,6 +91,14 @@ async def reap(api: Api, namespace: str) -> tuple[list[str], list[str]]:
             continue
         problems += [f"pod {name} is not gone yet" for name in left]
         reaped += names
+    for pod in pods["items"]:
+        if _session_of(pod) in living and now > _expires(pod) + _SLACK_S:
+            try:
+                await api.delete(f"{_pods(namespace)}/{pod['metadata']['name']}")
+            except SandboxError as error:
+                problems.append(str(error))
+                continue
+            reaped.append(f"{_name(pod)} (over its time, and its owner, who lives, did not end it)")
     return reaped, problems
 
 
@@ -127,6 +137,12 @@ def _name(pod: Json) -> str:
 def _expired(item: Json, now: float) -> bool:
     spec = item["spec"]
     return now > _time(spec.get("renewTime")) + int(spec.get("leaseDurationSeconds") or 0) + _SLACK_S
+
+
+def _expires(pod: Json) -> float:
+    """Unix time at which its time is over; one that does not say lives as long as its session."""
+    said = str((pod["metadata"].get("annotations") or {}).get(f"{PREFIX}/expires", ""))
+    return float(said) if said.isdecimal() else math.inf
 
 
 def _made(item: Json) -> float:

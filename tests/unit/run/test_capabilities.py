@@ -60,10 +60,13 @@ def test_nobody_is_let_into_a_sandbox_that_has_no_door(change: dict[str, Any]) -
     assert [(error.key, error.value) for error in errors] == [(f"job.{name}", value)]
 
 
-def test_a_sandbox_does_not_end_before_its_agent_may() -> None:
-    assert unmet(built(ALL, sandbox__deadline_s=901)) == []
-    (error,) = unmet(built(ALL, sandbox__deadline_s=900))
-    assert error.key == "sandbox.deadline_s" and "tasks.agent_timeout_s=900" in str(error)
+def test_a_sandbox_has_a_grace_that_is_longer_than_grading() -> None:
+    assert unmet(built(ALL, sandbox__grace_s=121)) == []
+    (error,) = unmet(built(ALL, sandbox__grace_s=120))
+    assert (error.key, error.value, error.way_out) == ("sandbox.grace_s", 120, "set it to more than 120")
+    assert "tasks.grade_timeout_s=120" in str(error)
+    (error,) = unmet(built(ALL, sandbox__grace_s=500, tasks__limits={"grade_timeout_s": 600.0}))
+    assert "tasks.limits.grade_timeout_s=600" in str(error)
 
 
 async def test_nothing_starts_before_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

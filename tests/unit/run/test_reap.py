@@ -74,16 +74,16 @@ async def test_what_is_dead_goes_and_what_lives_stays(
     os.utime(old, (0, 0))
     built: Any = SimpleNamespace(sandbox=None, directory=tmp_path / "runs/mine")
     with claim(living):
-        assert await ReapJob().run(built) == 0
+        assert await ReapJob(kept="remove").run(built) == 0
     told = capsys.readouterr().out
     for folder in (*left, str(dead.scratch), half, old):
         assert f"removed {folder}\n" in told
         assert not Path(folder).exists()
     assert "removed sandbox " in told
     assert living.scratch.is_dir() and others.exists() and young.exists()
-    assert await ReapJob().run(built) == 0
+    assert await ReapJob(kept="remove").run(built) == 0
     assert capsys.readouterr().out == f"removed {others}\nremoved {living.scratch}\n"
-    assert await ReapJob().run(built) == 0
+    assert await ReapJob(kept="remove").run(built) == 0
     assert capsys.readouterr().out == "nothing was left behind\n"
 
 
@@ -115,7 +115,7 @@ async def test_what_cannot_be_removed_is_named_at_the_end_and_stops_nothing(
     monkeypatch.setattr(temporary, "_remove", unless)
     built: Any = SimpleNamespace(sandbox=None, directory=tmp_path / "runs/mine")
     with pytest.raises(RunError) as raised:
-        await ReapJob().run(built)
+        await ReapJob(kept="remove").run(built)
     assert raised.value.exit_code == 3
     assert str(raised.value) == (
         f"not removed: lost is busy; {stays} (Operation not permitted); "
@@ -136,7 +136,7 @@ async def test_a_session_that_cannot_be_claimed_keeps_no_other_sandbox_from_goin
     (other / "lock").mkdir(parents=True)  # as good as one that may not be opened
     built: Any = SimpleNamespace(sandbox=None, directory=tmp_path / "runs/mine")
     with pytest.raises(RunError, match=f"{other} "):
-        await ReapJob().run(built)
+        await ReapJob(kept="remove").run(built)
     assert "removed sandbox " in capsys.readouterr().out
     assert not session.exists()
 
@@ -148,7 +148,7 @@ async def test_what_stays_in_a_folder_is_not_said_to_be_removed(
     monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors=False: None)
     built: Any = SimpleNamespace(sandbox=None, directory=tmp_path / "runs/mine")
     with pytest.raises(RunError, match=f"{dead.scratch} \\(something in it stays\\)"):
-        await ReapJob().run(built)
+        await ReapJob(kept="remove").run(built)
     assert "removed" not in capsys.readouterr().out
 
 
@@ -170,9 +170,9 @@ async def test_what_lies_on_other_machines_is_removed_by_its_runtime(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     built: Any = SimpleNamespace(sandbox=ElsewhereRuntime(["far"], []), directory=tmp_path / "runs/mine")
-    assert await ReapJob().run(built) == 0
+    assert await ReapJob(kept="remove").run(built) == 0
     assert capsys.readouterr().out == "removed sandbox far\n"
     built.sandbox = ElsewhereRuntime(["far"], ["pod near is not gone yet"])
     with pytest.raises(RunError, match="not removed: pod near is not gone yet"):
-        await ReapJob().run(built)
+        await ReapJob(kept="remove").run(built)
     assert capsys.readouterr().out == "removed sandbox far\n"

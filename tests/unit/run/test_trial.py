@@ -160,6 +160,7 @@ class Guest:
 
     log: list[str]
     lasting: bool = False
+    stays: bool = False
 
     def heard(self, exchange: Any) -> None: ...
 

@@ -40,7 +40,7 @@ def test_the_tasks_container_may_end_and_the_pod_still_give_its_files() -> None:
     ("status", "reason"),
     [
         ({"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory."}, "Evicted: The node"),
-        ({"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active too long"}, "sandbox.deadline_s"),
+        ({"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active too long"}, "sandbox.grace_s"),
         ({"phase": "Failed", "reason": "Terminated", "message": "in response to imminent node shutdown."},
          "imminent node shutdown"),
         ({"phase": "Unknown", "reason": "NodeLost"}, "NodeLost"),

@@ -26,7 +26,6 @@ SHAPE = manifests.Shape(
     delivery="mount",
     writable=("/home/agent", "/tmp", "/run/lego"),
     tools="registry.test/lego/tools@sha256:00",
-    deadline_s=14400,
     runtime_class=None,
     node_selector={"pool": "sandboxes"},
     tolerations=({"key": "sandboxes", "operator": "Exists", "effect": "NoSchedule"},),
@@ -55,6 +54,7 @@ def a_plan(**changes: Any) -> manifests.Plan:
         config_map="lego-rl-code",
         files={"pod.py": "pod.py", "passwd": "passwd", "engine.__init__.py": "engine/__init__.py"},
         token="secret-of-the-relay",
+        life_s=14400,
         expires_s=1_800_000_000.5,
     )
 
@@ -106,7 +106,7 @@ def test_no_container_has_more_rights_than_a_process_needs() -> None:
     spec = a_pod()["spec"]
     assert spec["automountServiceAccountToken"] is False and spec["enableServiceLinks"] is False
     assert spec["hostUsers"] is False and spec["restartPolicy"] == "Never"
-    assert spec["activeDeadlineSeconds"] == SHAPE.deadline_s
+    assert spec["activeDeadlineSeconds"] == 14400
     assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "serviceAccountName"} & set(spec)
     for each in containers(a_pod()).values():
         security = each["securityContext"]

@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
     "node_selector": {},
     "tolerations": [],
     "start_timeout_s": 60.0,
-    "deadline_s": 600,
+    "grace_s": 600.0,
 }
 
 

@@ -19,6 +19,8 @@ SETTINGS = {
     "shm_mb": 64,
     "output_limit_bytes": 4096,
     "require_limits": True,
+    "grace_s": 600,
+    "keep_s": 86400,
 }
 
 
