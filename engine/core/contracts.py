@@ -402,7 +402,12 @@ class Defense(Protocol):
 
 
 class Verifier(Protocol):
-    """Grades a patch in a fresh sandbox."""
+    """Grades a patch, and the artefacts that its task declares, in a fresh sandbox."""
+
+    artifact_files: int
+    """How many files it takes beside a patch."""
+    artifact_mb: int
+    """How many MiB these may have together."""
 
     def toolchain(self) -> ImageSpec: ...
 

@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from engine.core.errors import PatchError
@@ -89,7 +90,8 @@ def make(changes: Iterable[FileChange]) -> Patch:
 def without(patch: Patch, paths: Iterable[str]) -> Patch:
     """The same patch less the changes of these paths."""
     dropped = frozenset(paths)
-    return make(change for change in patch.changes if change.path not in dropped)
+    left = make(change for change in patch.changes if change.path not in dropped)
+    return replace(left, artifacts=patch.artifacts)
 
 
 def render(change: FileChange) -> str:

@@ -40,12 +40,29 @@ class FileChange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """A file beside the repository's text that a task declares as part of its solution."""
+
+    path: str
+    """Absolute path in the sandbox, at or below one of `Task.artifacts`."""
+    contents: bytes
+    executable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Patch:
     """What an agent (or a reference) changed, by contents: it applies exactly or not at all."""
 
     changes: tuple[FileChange, ...]
     diff: str
     """Unified diff of the same changes, for people."""
+    artifacts: tuple[Artifact, ...] = ()
+    """What the task declares to be carried over beside them, sorted by path."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was done."""
+        return not self.changes and not self.artifacts
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -86,6 +103,8 @@ class Task:
     grade_timeout_s: float
     memory_mb: int
     cpus: float
+    artifacts: tuple[str, ...] = ()
+    """Absolute sandbox paths of files or folders that are graded beside the patch."""
 
 
 # ---------------------------------------------------------------- trials

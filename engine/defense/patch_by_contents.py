@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from engine.core.contracts import Mode
 from engine.core.errors import PatchError
-from engine.core.patch import difference, read_tree, safe_path, walk_files, without
+from engine.core.patch import difference, read_tree, safe_path, under, walk_files, without
 from engine.core.records import Finding, Patch, Task
 from engine.defense.history import is_history
 from engine.defense.stage import Stage, printable
@@ -25,14 +25,15 @@ _BYPRODUCTS = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_c
 _BYPRODUCT_SUFFIXES = (".pyc", ".pyo")
 
 
-def make_patch(base: Path, tree: Path) -> tuple[Patch, tuple[Finding, ...]]:
-    """What turns `base` into `tree` (both host folders), and what was refused."""
-    held_before = read_tree(base)
+def make_patch(base: Path, tree: Path, beside: Sequence[str] = ()) -> tuple[Patch, tuple[Finding, ...]]:
+    """What turns `base` into `tree` (both host folders), and what was refused. `beside`: paths in them that are carried
+    as artefacts, and so are no part of a patch."""
+    held_before = {path: held for path, held in read_tree(base).items() if not under(path, beside)}
     before = {path: held for path, held in held_before.items() if not is_history(path)}
     after: dict[str, tuple[bytes, bool]] = {}
     refused: dict[str, list[str]] = {}
     for path, info in walk_files(tree):
-        if path.split("/", 1)[0] == ".git" or (path not in before and (path in held_before or _is_byproduct(path))):
+        if under(path, (*beside, ".git")) or (path not in before and (path in held_before or _is_byproduct(path))):
             continue  # the engine's own repository, history that was left to it, and what running Python leaves behind
         reason, held = _take(tree / path, path, info, before)
         if reason:

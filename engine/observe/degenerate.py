@@ -31,13 +31,13 @@ def degenerate(scored: Sequence[Scored]) -> dict[str, tuple[str, ...]]:
 
 
 def _empty_patch(group: Sequence[_Judged]) -> bool:
-    return any(resolved and not patch.changes for patch, resolved, _ in group)
+    return any(resolved and patch.empty for patch, resolved, _ in group)
 
 
 def _verdict_flips(group: Sequence[_Judged]) -> bool:
-    verdicts: dict[tuple[object, ...], set[bool]] = {}
+    verdicts: dict[object, set[bool]] = {}
     for patch, resolved, _ in group:
-        verdicts.setdefault(patch.changes, set()).add(resolved)
+        verdicts.setdefault((patch.changes, patch.artifacts), set()).add(resolved)
     return any(len(found) > 1 for found in verdicts.values())
 
 

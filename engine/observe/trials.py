@@ -19,7 +19,7 @@ def trial_metrics(scored: Sequence[Scored]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if kept:
         answers = [[x for x in trajectory.exchanges if _answered(x)] for trajectory in kept]
-        empty = sum(1 for trajectory in kept if trajectory.patch is None or not trajectory.patch.changes)
+        empty = sum(1 for trajectory in kept if trajectory.patch is None or trajectory.patch.empty)
         metrics |= {
             "trials/turns": sum(map(len, answers)) / len(kept),
             "trials/empty_patch": empty / len(kept),

@@ -96,6 +96,7 @@ def end_lines(scored: Scored) -> list[str]:
         count = len(trajectory.patch.changes)
         lines.append(f"patch      {count} file{'' if count == 1 else 's'}" + (":" if count else ""))
         lines += [f"  {_shown(line)}" for line in trajectory.patch.diff.splitlines()]
+        lines += [f"artefact   {_shown(one.path)}, {len(one.contents)} bytes" for one in trajectory.patch.artifacts]
     return [*lines, *(_verdict_lines(verdict) if verdict is not None else [])]
 
 

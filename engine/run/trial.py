@@ -22,6 +22,7 @@ from engine.core.contracts import Defense, Harness, ImageStore, Proxy, Sandbox, 
 from engine.core.errors import EnvironmentFailure, HarnessError, SandboxError
 from engine.core.records import Exchange, Finding, Patch, Scored, Task, Termination, Trajectory, Trial
 from engine.core.specs import Mount, SandboxSpec
+from engine.defense.artifacts import artifacts_within, take_artifacts
 from engine.defense.patch_by_contents import make_patch
 
 PORT = 8080
@@ -286,13 +287,17 @@ async def _extract(
             outlived = await sandbox.kill()  # here and in no defence, so that no configuration does without it
             for defense in shop.defenses:
                 notes.findings += await defense.settle(task, sandbox, outlived)
-            tree = folder / "tree"
+            bounds = (shop.verifier.artifact_files, shop.verifier.artifact_mb << 20) if task.artifacts else (0, 0)
+            artifacts, found = await take_artifacts(task.artifacts, sandbox, folder / "artifacts", bounds)
+            notes.findings += found
+            tree = folder / "tree"  # after these: a sandbox that is lost by now is told by it
             await sandbox.download(task.workdir, tree)
-            patch, findings = await asyncio.to_thread(make_patch, task.repository, tree)
+            patch, findings = await asyncio.to_thread(make_patch, task.repository, tree, artifacts_within(task))
             notes.findings += findings
             for defense in shop.defenses:
                 patch, seen = defense.extract(task, tree, patch)
                 notes.findings += seen
+            patch = replace(patch, artifacts=artifacts)
     except EnvironmentFailure as failure:
         return None, (Termination.SANDBOX_LOST, str(failure))
     return patch, ending

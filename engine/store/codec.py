@@ -1,12 +1,14 @@
 """Records ⇄ plain rows of `schemas/records/trial.json`: one row holds all of a trial but its routed experts."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from engine.core.errors import AlignmentError
 from engine.core.records import (
+    Artifact,
     Exchange,
     FileChange,
     Finding,
@@ -72,12 +74,27 @@ def to_row(scored: Scored) -> Row:
         "timings": list(trajectory.timings.items()),
         "diff": None if patch is None else patch.diff,
         "changes": [] if patch is None else [vars(change) for change in patch.changes],
+        "artifacts": [] if patch is None else [artifact_row(one) for one in patch.artifacts],
         "findings": [_finding_row(finding) for finding in trajectory.findings],
         "verdict_findings": [] if verdict is None else [_finding_row(finding) for finding in verdict.findings],
         "exchanges": [_exchange_row(exchange) for exchange in trajectory.exchanges],
         "segments": [_segment_row(segment) for segment in trajectory.segments],
         "routed": any(segment.routed_experts is not None for segment in trajectory.segments),
     }
+
+
+def artifact_row(artifact: Artifact) -> Row:
+    """Its contents travel apart, by their digest: what several trials made alike is kept once."""
+    digest = hashlib.sha256(artifact.contents).hexdigest()
+    size = len(artifact.contents)
+    return {"path": artifact.path, "digest": digest, "bytes": size, "executable": artifact.executable}
+
+
+def artifacts_of(rows: Sequence[Row], contents: Callable[[str], bytes]) -> tuple[Artifact, ...]:
+    """The inverse; `contents` gives what has a digest."""
+    return tuple(
+        Artifact(path=row["path"], contents=contents(row["digest"]), executable=row["executable"]) for row in rows
+    )
 
 
 def routing_arrays(scored: Scored) -> dict[str, Any]:
@@ -124,11 +141,12 @@ def _segment(row: Row, routed: Any) -> Segment:
     )
 
 
-def from_row(row: Row, trial: Trial, routing: Arrays) -> Scored:
+def from_row(row: Row, trial: Trial, routing: Arrays, artifacts: Sequence[Artifact] = ()) -> Scored:
     """The inverse of `to_row`; exchanges come back without their routed experts, segments with theirs."""
     patch = None
     if row["diff"] is not None:
-        patch = Patch(changes=tuple(FileChange(**change) for change in row["changes"]), diff=row["diff"])
+        changes = tuple(FileChange(**change) for change in row["changes"])
+        patch = Patch(changes=changes, diff=row["diff"], artifacts=tuple(artifacts))
     trajectory = Trajectory(
         trial=trial,
         exchanges=tuple(_exchange(exchange) for exchange in row["exchanges"]),

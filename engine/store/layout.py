@@ -92,6 +92,10 @@ class Layout:
     def ledger(self, step: int) -> Path:
         return self.ledgers / f"step={step:06d}.jsonl"
 
+    def artifact(self, digest: str) -> Path:
+        """What trials made beside their patches, by contents."""
+        return self.root / "artifacts" / digest
+
     def step(self, step: int) -> Path:
         return self.steps / f"step={step:06d}.parquet"
 

@@ -3,6 +3,7 @@
 Refuses a file that is damaged all the same (a disk, an editor), naming it and what becomes of the run without it.
 """
 
+import hashlib
 import json
 import os
 import zipfile
@@ -18,8 +19,8 @@ import pyarrow.parquet as pq
 import yaml
 
 from engine.core.errors import RunError
-from engine.core.records import Scored, Split, StepRecord, Trial
-from engine.store.codec import from_row
+from engine.core.records import Artifact, Scored, Split, StepRecord, Trial
+from engine.store.codec import artifacts_of, from_row
 from engine.store.layout import Layout, is_trial, numbered
 from engine.store.state import read_state
 
@@ -28,6 +29,8 @@ _DAMAGE = (
     *(OSError, EOFError, ValueError, TypeError, KeyError, IndexError),
 )
 _SAMPLED_AGAIN = "delete it and the same command samples that trial again"
+_LATER: dict[str, Any] = {"artifacts": []}
+"""Columns that runs of older versions do not have."""
 _SHOWN_ONLY = "the run does not depend on it"
 _RESTORE = "restore it from a copy, or set the run aside with run.fresh=true"
 
@@ -79,6 +82,7 @@ class Reader:
         path = self.layout.trials(step, split) / f"{name}.parquet"
         with _whole(path, _RESTORE), pq.ParquetFile(path) as file:  # half of what `read_table` takes
             row = file.read(columns=columns and list(columns)).to_pylist()[0]
+            row = _LATER | row
             return {name: row[name] for name in columns or row}  # `read` leaves out in silence what is not there
 
     def trials(self, step: int, split: Split) -> list[str]:
@@ -141,7 +145,20 @@ class Reader:
                     routing = {name: stored[name] for name in stored.files}
             elif row["routed"] and trial.split == "train":
                 return None  # the step was trained once, but its checkpoint is gone: sampled again, with its routing
-            return from_row(row, trial, routing)
+            return from_row(row, trial, routing, self.artifacts(row.get("artifacts", [])))
+
+    def artifacts(self, rows: Sequence[dict[str, Any]]) -> tuple[Artifact, ...]:
+        """What a row's column `artifacts` names. Raises RunError where one is not there, or not what it was."""
+
+        def contents(digest: str) -> bytes:
+            path = self.layout.artifact(digest)
+            with _whole(path, _SAMPLED_AGAIN):
+                found = path.read_bytes()
+                if hashlib.sha256(found).hexdigest() != digest:
+                    raise ValueError("its contents are others")
+                return found
+
+        return artifacts_of(rows, contents)
 
     def checkpoints(self) -> list[int]:
         """Versions of the whole checkpoints, oldest first."""

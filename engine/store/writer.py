@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from engine.core.records import Recomputed, Scored, Split, StepRecord, Trial
 from engine.core.whole import write_whole
-from engine.store.codec import routing_arrays, to_row
+from engine.store.codec import artifact_row, routing_arrays, to_row
 from engine.store.layout import Layout, numbered
 from engine.store.schema import record_schema
 
@@ -34,13 +34,18 @@ class Writer:
         self.layout = layout
 
     def trial(self, step: int, scored: Scored) -> None:
-        """Keep a finished trial. Routing goes first: a trial file to be trained promises that its routing is there."""
+        """Keep a finished trial. Routing and artefacts go first: a trial file promises that they are there."""
         trial = scored.trajectory.trial
         arrays = routing_arrays(scored) if trial.split == "train" else {}
         if arrays:
             buffer = io.BytesIO()
             np.savez(buffer, **arrays)
             write_whole(self.layout.routing(step, trial.split, trial.key), buffer.getvalue())
+        patch = scored.trajectory.patch
+        for artifact in patch.artifacts if patch is not None else ():
+            path = self.layout.artifact(artifact_row(artifact)["digest"])
+            if not path.exists():
+                write_whole(path, artifact.contents)
         write_whole(self.layout.trial(step, trial.split, trial.key), _parquet("trial", [to_row(scored)]))
 
     def forget_routing(self, step: int) -> None:

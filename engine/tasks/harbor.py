@@ -10,17 +10,18 @@
       tests/files/                the withheld tests, at their paths within the repository
       solution/solve.sh           lays the reference over the repository, for users of Harbor
       solution/files/             the reference's files; solution/deleted.txt names files that it deletes
+      solution/artifacts/         what it makes beside them, at absolute paths (`engine.tasks.artifacts`)
 
 Invariant: `read_task(write_task(...))` gives the same task. Refuses, naming file and key, what this engine would
-have to ignore: several steps, artefacts beside the patch, GPUs, networks, other users.
+have to ignore: several steps, commands that collect artefacts, GPUs, networks, other users.
 """
 
 import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -29,18 +30,19 @@ from engine.core.errors import ConfigError, PatchError
 from engine.core.patch import difference, read_tree, under
 from engine.core.records import Patch, Split, Task
 from engine.core.specs import ImageSpec
+from engine.tasks.artifacts import read_artifacts, reference_artifacts
 from engine.tasks.grading import Grading, read_grading
 
 SCHEMA_VERSION = "1.4"
 _GUIDE = "see docs/guides/tasks.md"
 _REFUSED = {
     ("steps",): "tasks of several steps are not supported",
-    ("artifacts",): "a verifier that needs more than the patch is not supported",
     ("environment", "healthcheck"): "services in the environment are not supported",
     ("environment", "allowed_hosts"): "the agent has no network",
     ("environment", "docker_image"): "images are built from the pool's `image`, not pulled",
     ("agent", "user"): "the agent's user is the sandbox's",
     ("verifier", "user"): "the grader's user is the sandbox's",
+    ("verifier", "collect"): "nothing is run between the agent and the grading",
     ("verifier", "env"): "the grader's environment is empty",
 }
 
@@ -75,6 +77,8 @@ class Draft:
     workdir: str
     image: ImageSpec
     limits: Limits
+    artifacts: tuple[str, ...] = ()
+    """Declared beside the patch, absolute; the reference holds its own."""
 
 
 def write_task(draft: Draft, directory: Path) -> Path:
@@ -84,6 +88,9 @@ def write_task(draft: Draft, directory: Path) -> Path:
     changes = draft.reference.changes
     kept = {change.path: (change.after, change.executable) for change in changes if change.after is not None}
     write_tree(kept, directory / "solution/files")
+    if draft.reference.artifacts:
+        made = {one.path.lstrip("/"): (one.contents, one.executable) for one in draft.reference.artifacts}
+        write_tree(made, directory / "solution/artifacts")
     deleted = [change.path for change in changes if change.after is None]
     if deleted:
         (directory / "solution/deleted.txt").write_text("".join(f"{path}\n" for path in deleted), encoding="utf-8")
@@ -94,7 +101,7 @@ def write_task(draft: Draft, directory: Path) -> Path:
     data = resources.files("engine.tasks") / "data"
     (directory / "tests/run_tests.py").write_bytes((data / "harbor_run_tests.py.txt").read_bytes())
     _script(directory / "tests/test.sh", f"exec python3 /tests/run_tests.py {draft.workdir}")
-    _script(directory / "solution/solve.sh", _solve(draft.workdir, deleted))
+    _script(directory / "solution/solve.sh", _solve(draft, deleted))
     return directory
 
 
@@ -109,23 +116,24 @@ def read_task(directory: Path, *, split: Split, image: ImageSpec) -> Task:
     repository = _folder(directory / "environment/repository", "the tree that the agent receives")
     withheld = _folder(directory / "tests/files", "the withheld tests at their paths within the repository")
     grading = read_grading(directory / "tests/grading.json", withheld)
+    workdir = _value(config, directory, "environment", "workdir", str)
+    if not workdir.startswith("/"):
+        raise ConfigError(f"{directory}/task.toml: environment.workdir", workdir, "is not absolute", "start it with /")
+    artifacts = read_artifacts(config, directory / "task.toml", workdir, grading.test_paths)
     try:
         base, tests = read_tree(repository), read_tree(withheld)
-        reference = _reference(directory / "solution", base)
+        reference = _reference(directory / "solution", base, artifacts)
     except PatchError as error:
         raise ConfigError(str(directory), None, str(error), "keep regular files alone in the task") from error
     for path in tests:
         if not under(path, grading.test_paths):
             raise ConfigError(str(withheld / path), path, "lies outside test_paths", "add its path to test_paths")
-    workdir = _value(config, directory, "environment", "workdir", str)
-    if not workdir.startswith("/"):
-        raise ConfigError(f"{directory}/task.toml: environment.workdir", workdir, "is not absolute", "start it with /")
     return Task(
         id=directory.name,
         directory=directory,
         instruction=instruction,
         split=split,
-        fingerprint=_fingerprint(base, tests, instruction, grading, workdir, image),
+        fingerprint=_fingerprint(base, tests, [instruction, grading.text(), workdir], image, artifacts),
         image=image,
         workdir=workdir,
         repository=repository,
@@ -139,6 +147,7 @@ def read_task(directory: Path, *, split: Split, image: ImageSpec) -> Task:
         grade_timeout_s=_positive(config, directory, "verifier", "timeout_sec"),
         memory_mb=int(_positive(config, directory, "environment", "memory_mb")),
         cpus=_positive(config, directory, "environment", "cpus"),
+        artifacts=artifacts,
     )
 
 
@@ -200,22 +209,22 @@ def _folder(folder: Path, holds: str) -> Path:
     return folder
 
 
-def _reference(solution: Path, base: Tree) -> Patch | None:
-    if not (solution / "files").is_dir():
+def _reference(solution: Path, base: Tree, artifacts: Sequence[str]) -> Patch | None:
+    if not any((solution / name).is_dir() for name in ("files", "artifacts")):
         return None
-    after = {**base, **read_tree(solution / "files")}
+    after = {**base, **(read_tree(solution / "files") if (solution / "files").is_dir() else {})}
     deleted = solution / "deleted.txt"
     for path in deleted.read_text(encoding="utf-8").splitlines() if deleted.is_file() else ():
         if after.pop(path, None) is None:
             raise ConfigError(str(deleted), path, "is not in the repository", "name files of the repository")
-    return difference(base, after)
+    return replace(difference(base, after), artifacts=reference_artifacts(solution, artifacts))
 
 
-def _fingerprint(base: Tree, tests: Tree, instruction: str, grading: Grading, workdir: str, image: ImageSpec) -> str:
+def _fingerprint(base: Tree, tests: Tree, texts: Sequence[str], image: ImageSpec, artifacts: Sequence[str]) -> str:
     """sha256 over all that decides the task; every part is length-prefixed by its JSON form."""
     digest = hashlib.sha256()
     spec = [image.name, image.suite, image.packages, image.pip]
-    digest.update(json.dumps([instruction, grading.text(), workdir, spec]).encode())
+    digest.update(json.dumps([*texts, spec, *([list(artifacts)] if artifacts else [])]).encode())
     for tree in (base, tests):
         listing = [[path, hashlib.sha256(data).hexdigest(), mode] for path, (data, mode) in sorted(tree.items())]
         digest.update(json.dumps(listing).encode())
@@ -240,8 +249,10 @@ def _script(file: Path, body: str) -> None:
     file.chmod(0o755)
 
 
-def _solve(workdir: str, deleted: list[str]) -> str:
-    lines = [f"cp -R /solution/files/. {workdir}/"]
+def _solve(draft: Draft, deleted: list[str]) -> str:
+    workdir, lines = draft.workdir, [f"cp -R /solution/files/. {draft.workdir}/"]
+    if draft.reference.artifacts:
+        lines.append("cp -R /solution/artifacts/. /")
     if deleted:
         lines.append(f'while IFS= read -r path; do rm -- "{workdir}/$path"; done < /solution/deleted.txt')
     return "\n".join(lines)
@@ -252,8 +263,9 @@ def _toml(draft: Draft) -> str:
     quote = json.dumps
     limits = draft.limits
     metadata = "".join(f"{key} = {quote(value, ensure_ascii=False)}\n" for key, value in draft.metadata.items())
+    artifacts = f"artifacts = {quote(list(draft.artifacts), ensure_ascii=False)}\n" if draft.artifacts else ""
     return (
-        f"schema_version = {quote(SCHEMA_VERSION)}\n\n"
+        f"schema_version = {quote(SCHEMA_VERSION)}\n{artifacts}\n"
         f"[task]\nname = {quote(draft.name)}\ndescription = {quote(draft.description, ensure_ascii=False)}\n\n"
         f"[metadata]\n{metadata}\n"
         f"[environment]\nworkdir = {quote(draft.workdir)}\ncpus = {limits.cpus:g}\nmemory_mb = {limits.memory_mb}\n"

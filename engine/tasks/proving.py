@@ -91,5 +91,15 @@ def _failing(verdict: Verdict) -> str:
 
 def _file(task: Task) -> Path:
     reference = task.reference.diff if task.reference is not None else None
-    facts = [_LAYOUT, task.fingerprint, reference, task.grade_timeout_s, task.memory_mb, task.cpus]
+    artifacts = task.reference.artifacts if task.reference is not None else ()
+    made = [[one.path, hashlib.sha256(one.contents).hexdigest(), one.executable] for one in artifacts]
+    facts = [
+        *([made] if made else []),
+        _LAYOUT,
+        task.fingerprint,
+        reference,
+        task.grade_timeout_s,
+        task.memory_mb,
+        task.cpus,
+    ]
     return cache_dir() / "proven" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.txt"

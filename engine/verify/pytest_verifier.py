@@ -28,6 +28,7 @@ from engine.core.naming import first
 from engine.core.records import Finding, Patch, Task, Verdict
 from engine.core.specs import ExecResult, ImageSpec, Mount, SandboxSpec, WarmStart
 from engine.core.temporary import temporary_folder
+from engine.verify.artifacts import lay
 from engine.verify.canaries import CanaryFile, belied, make_canaries, without_canaries
 from engine.verify.clones import make_clones
 from engine.verify.driver import TOOLCHAIN
@@ -88,6 +89,8 @@ class PytestVerifier:
         slack_s: float,
         pids: int,
         disk_mb: int,
+        artifact_files: int,
+        artifact_mb: int,
     ) -> None:
         self.requirements = requirements
         self.canaries = canaries
@@ -98,6 +101,8 @@ class PytestVerifier:
         self.slack_s = slack_s
         self.pids = pids
         self.disk_mb = disk_mb
+        self.artifact_files = artifact_files
+        self.artifact_mb = artifact_mb
         self._hash_seed = 0
         self._order: int | None = None
         """Seed of the order of tests; None: the repository's own."""
@@ -128,6 +133,7 @@ class PytestVerifier:
             sandbox = await runtime.create(self._sandbox(task, images, name))
             try:
                 await sandbox.upload(tree, task.workdir)
+                findings = (*findings, *await lay(task, patch.artifacts, sandbox, folder / "artifacts"))
                 run = await self._drive(task, sandbox, canaries, mark)
                 tried = sandbox.denied()
             finally:

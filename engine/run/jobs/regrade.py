@@ -26,7 +26,7 @@ from engine.sandbox.images import DebianImageStore
 from engine.store.layout import Layout
 from engine.store.reader import Reader
 
-_COLUMNS = ("task", "task_fingerprint", "excluded", "resolved", "tests", "changes", "diff")
+_COLUMNS = ("task", "task_fingerprint", "excluded", "resolved", "tests", "changes", "artifacts", "diff")
 _SHOWN = 3
 """Tests that a line names."""
 
@@ -94,7 +94,7 @@ class RegradeJob:
     def _read(self, reader: Reader, tasks: Sequence[Task]) -> tuple[list[_Same], int]:
         """What is to be graded, and how many graded trials are of tasks that are not here, or others."""
         by_id = {task.id: task for task in tasks}
-        found: dict[tuple[str, Any], _Same] = {}
+        found: dict[tuple[str, Any, Any], _Same] = {}
         others = 0
         for named in chosen(reader, self.split, self.step):
             row = reader.row(named.step, named.split, named.name, _COLUMNS)
@@ -105,9 +105,9 @@ class RegradeJob:
                 others += 1
                 continue
             changes = tuple(FileChange(**change) for change in row["changes"])
-            same = found.setdefault(
-                (task.id, changes), _Same(task=task, patch=Patch(changes=changes, diff=row["diff"] or ""))
-            )
+            artifacts = reader.artifacts(row["artifacts"])
+            patch = Patch(changes=changes, diff=row["diff"] or "", artifacts=artifacts)
+            same = found.setdefault((task.id, changes, artifacts), _Same(task=task, patch=patch))
             same.trials.append((named, row["resolved"], {test["id"]: test["outcome"] for test in row["tests"]}))
         return list(found.values()), others
 

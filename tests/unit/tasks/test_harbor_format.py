@@ -77,7 +77,8 @@ TOML = [
     ("memory_mb = 512", "memory_mb = 512\ngpus = 1", "environment.gpus", "GPU"),
     ('network_mode = "no-network"', 'network_mode = "public"', "environment.network_mode", "no network"),
     ('workdir = "/testbed"', 'workdir = "testbed"', "environment.workdir", "not absolute"),
-    ("[agent]", '[[artifacts]]\nname = "x"\n[agent]', "artifacts", "more than the patch"),
+    ("[agent]", '[[artifacts]]\nname = "x"\n[agent]', "artifacts", "is not supported"),
+    ("[agent]", '[[verifier.collect]]\ncommand = "x"\n[agent]', "verifier.collect", "nothing is run"),
     ("[agent]", "[agent]\nuser = 3", "agent.user", "user"),
 ]
 
