@@ -1,6 +1,7 @@
 """What the learning report needs of one run, read from its store alone; a live run is read like a finished one.
 
-Invariant: only finished steps count, so a step in progress changes nothing. Rewards of excluded trials do not exist.
+Invariant: only finished steps count, so a step in progress changes nothing. Rewards of excluded trials do not exist,
+quarantined ones included.
 Refuses a folder that holds no run.
 """
 
@@ -15,6 +16,7 @@ from engine.core.errors import ConfigError
 from engine.core.records import Split, StepRecord
 from engine.observe.estimates import Change, Estimate, Rewards, change, estimate, pooled
 from engine.store.layout import Layout
+from engine.store.ledger import kept_out
 from engine.store.reader import Reader
 
 FIRST, LAST = 4, 6
@@ -109,14 +111,31 @@ def _rewards(reader: Reader, step: int, split: Split) -> Rewards:
     if not names:
         return {}
     folder = reader.layout.trials(step, split).absolute()
-    return _read_rewards(reader.layout.root.absolute(), step, split, names, folder.stat().st_mtime_ns)
+    changed = (folder.stat().st_mtime_ns, _changed_ns(reader.layout.ledger(step)))
+    return _read_rewards(reader.layout.root.absolute(), step, split, names, changed)
+
+
+def _changed_ns(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 @lru_cache(maxsize=20_000)
-def _read_rewards(root: Path, step: int, split: Split, names: tuple[str, ...], changed_ns: int) -> Rewards:  # noqa: ARG001
-    """Kept while the folder stays as it is: trials do not change, and a run may have thousands. `changed_ns`: a key."""
+def _read_rewards(
+    root: Path,
+    step: int,
+    split: Split,
+    names: tuple[str, ...],
+    changed: tuple[int, int],  # noqa: ARG001 (a key)
+) -> Rewards:
+    """Kept while folder and ledger stay as they are: trials do not change, and a run may have thousands."""
     reader, rewards = Reader(Layout(root=root)), dict[str, list[float]]()
+    out = kept_out(reader.layout, step)
     for name in names:
+        if (split, name) in out:
+            continue
         row = reader.row(step, split, name, ("task", "reward"))
         if row["reward"] is not None:
             rewards.setdefault(row["task"], []).append(row["reward"])

@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.core.records import StepRecord
 from engine.observe.curves import read_curves
+from engine.store.ledger import kept_out
 from engine.store.reader import Reader
 
 
@@ -55,8 +56,8 @@ def summarise(reader: Reader, wall_s: float) -> dict[str, Any]:
     stages: dict[str, list[float]] = {}
     for row in _trials(reader, len(steps)):
         started += 1
-        if row["excluded"]:
-            excluded[row["termination"]] += 1
+        if row["excluded"] or row["quarantined"]:
+            excluded[row["termination"] if row["excluded"] else "quarantined"] += 1
         else:
             kept += 1
         for name, seconds in row["timings"]:
@@ -96,9 +97,12 @@ def _trials(reader: Reader, steps: int) -> Iterator[dict[str, Any]]:
     """Trials of the finished steps; validations bear the number of updates before them, from 0 to `steps`."""
     columns = ("excluded", "termination", "timings")
     for step in range(steps):
-        yield from reader.rows(step, "train", columns)
+        out = kept_out(reader.layout, step)
+        for name in reader.trials(step, "train"):
+            yield reader.row(step, "train", name, columns) | {"quarantined": ("train", name) in out}
     for version in range(steps + 1):
-        yield from reader.rows(version, "validation", columns)
+        for row in reader.rows(version, "validation", columns):
+            yield row | {"quarantined": False}
 
 
 def _validation(steps: Sequence[StepRecord]) -> Mapping[str, float]:

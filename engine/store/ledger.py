@@ -106,6 +106,11 @@ def read_ledger(layout: Layout, step: int) -> dict[Entry, TrialState]:
     return states
 
 
+def kept_out(layout: Layout, step: int) -> frozenset[Entry]:
+    """Trials of a step that count for nothing: their files tell all but one kind, those whose task was quarantined."""
+    return frozenset(entry for entry, state in read_ledger(layout, step).items() if state == "excluded")
+
+
 def _is_entry(fields: Any) -> bool:
     if not isinstance(fields, dict):
         return False

@@ -8,9 +8,11 @@ from learning_pieces import a_run
 from samples_cases import scored
 
 from engine.core.records import StepRecord, Termination
+from engine.observe.curves import read_curves
 from engine.observe.observer import Observer
 from engine.observe.summary import slope_t, summarise
 from engine.store.layout import Layout
+from engine.store.ledger import Ledger
 from engine.store.reader import Reader
 from engine.store.writer import Writer
 
@@ -56,6 +58,20 @@ def test_summary_compares_the_last_steps_with_the_first(tmp_path: Path) -> None:
     assert learning["training"]["first"]["trials"] == 1
     assert learning["training"]["low"] < 0.75 < learning["training"]["high"]
     assert learning["held_out"]["difference"] == 0.5
+
+
+def test_trials_of_a_quarantined_task_count_for_nothing(tmp_path: Path) -> None:
+    layout = a_run(tmp_path / "r", [{"a": [0.0, 1.0], "b": [1.0, None]}, {"a": [1.0, 1.0]}])
+    assert read_curves(layout).rewards[0] == {"a": [0.0, 1.0], "b": [1.0]}
+    ledger = Ledger(layout)
+    for state in ("pending", "running", "finished", "excluded"):  # as `engine.run.quarantine` does
+        ledger.move(0, [("train", "e0-b-s0-a0")], state, "its task is quarantined")  # type: ignore[arg-type]
+    assert summarise(Reader(layout), 3.0)["trials"] == {
+        "started": 6,
+        "kept": 4,
+        "excluded": {"quarantined": 1, "sandbox_lost": 1},
+    }
+    assert read_curves(layout).rewards[0] == {"a": [0.0, 1.0]}
 
 
 @pytest.mark.parametrize(
