@@ -21,6 +21,10 @@ from engine.defense.stage import Stage, printable
 NAME = "patch_by_contents"
 MAX_FILE_BYTES = 4 << 20
 """A single file beyond this is refused."""
+MAX_TAKEN_BYTES = 64 << 20
+"""All contents that are new beyond this are refused: they are held in memory."""
+_FILE_BYTES = 256
+"""What a changed file costs of a patch's bound beside its contents: a name, and a file where it is graded."""
 _BYPRODUCTS = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox"})
 _BYPRODUCT_SUFFIXES = (".pyc", ".pyo")
 
@@ -28,13 +32,17 @@ _BYPRODUCT_SUFFIXES = (".pyc", ".pyo")
 def make_patch(base: Path, tree: Path) -> tuple[Patch, tuple[Finding, ...]]:
     """What turns `base` into `tree` (both host folders), and what was refused."""
     held_before = read_tree(base)
-    before = {path: held for path, held in held_before.items() if not is_history(path)}
+    before = {path: held for path, held in held_before.items() if not is_history(path) and _may_hold(path)}
     after: dict[str, tuple[bytes, bool]] = {}
     refused: dict[str, list[str]] = {}
+    taken = 0
     for path, info in walk_files(tree):
         if path.split("/", 1)[0] == ".git" or (path not in before and (path in held_before or _is_byproduct(path))):
             continue  # the engine's own repository, history that was left to it, and what running Python leaves behind
         reason, held = _take(tree / path, path, info, before)
+        taken += len(held[0]) if held is not None and held is not before.get(path) else 0
+        if taken > MAX_TAKEN_BYTES and held is not None and path not in before:
+            reason, held = f"beyond {MAX_TAKEN_BYTES >> 20} MiB of new contents", None
         if reason:
             refused.setdefault(reason, []).append(path)
         if held is not None:
@@ -52,9 +60,7 @@ def _take(
     """(why it is refused, or an empty text; contents and mode where they are taken)."""
     if not stat.S_ISREG(info.st_mode):
         return "a link" if stat.S_ISLNK(info.st_mode) else "a special file", None
-    try:
-        safe_path(path)
-    except PatchError:
+    if not _may_hold(path):
         return "a name that a patch may not hold", None
     if info.st_nlink > 1:
         return "a file with several names", None
@@ -66,6 +72,15 @@ def _take(
     if not is_text(data):
         return "not text", None
     return "", (data, executable)
+
+
+def _may_hold(path: str) -> bool:
+    """Whether a patch can say anything of this path."""
+    try:
+        safe_path(path)
+    except PatchError:
+        return False
+    return True
 
 
 def is_text(data: bytes) -> bool:
@@ -112,10 +127,12 @@ class PatchByContents(Stage):
         self.max_patch_kb = max_patch_kb
 
     def extract(self, task: Task, tree: Path, patch: Patch) -> tuple[Patch, Sequence[Finding]]:
-        """Leave out the largest contents while the patch is over its bound: data and logs, not fixes."""
-        sizes = {change.path: len(change.after or b"") for change in patch.changes}
+        """Leave out contents while the patch is over its bound, new files before changed ones and large before small:
+        data and logs, not fixes."""
+        sizes = {change.path: _FILE_BYTES + len(change.after or b"") for change in patch.changes}
+        new = {change.path for change in patch.changes if change.before is None}
         total, dropped = sum(sizes.values()), list[str]()
-        for path in sorted(sizes, key=lambda path: (sizes[path], path), reverse=True):
+        for path in sorted(sizes, key=lambda path: (path in new, sizes[path], path), reverse=True):
             if total <= self.max_patch_kb << 10:
                 break
             dropped.append(path)

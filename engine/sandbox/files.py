@@ -18,6 +18,8 @@ from engine.core.errors import SandboxError
 
 MAX_DEPTH = 128
 """Folder levels that are copied; deeper ones hold nothing that a repository has."""
+MAX_PATH_BYTES = 2048
+"""Length of a path that is copied out: a longer one could not be named on the host, below a folder of its own."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
 
@@ -172,6 +174,8 @@ class _Copy:
         self._seal(target, os.fstat(source))
 
     def _entry(self, name: str, source: int, target: int, where: tuple[str, ...]) -> None:
+        if not self._owner and len(os.fsencode("/".join((*where, name)))) > MAX_PATH_BYTES:
+            return
         mode = os.stat(name, dir_fd=source, follow_symlinks=False).st_mode
         if stat.S_ISLNK(mode):
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
@@ -222,7 +226,13 @@ class _Copy:
         if key not in self._linked:
             self._linked[key] = "/".join((*where, name))
             return False
-        os.link(self._linked[key], name, src_dir_fd=self._top, dst_dir_fd=target, follow_symlinks=False)
+        try:
+            os.link(self._linked[key], name, src_dir_fd=self._top, dst_dir_fd=target, follow_symlinks=False)
+        except OSError as error:
+            if error.errno != errno.EMLINK:
+                raise
+            self._linked[key] = "/".join((*where, name))  # the host allows fewer names of one file: begin a copy
+            return False
         return True
 
     def _seal(self, copy: int, status: os.stat_result) -> None:
