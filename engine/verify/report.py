@@ -95,9 +95,9 @@ def _text(told: object) -> str:
 
 
 def _outcome(phases: list[tuple[str, str, bool]]) -> Outcome:
-    """One outcome from the phases of one test; a test that stopped half-way is missing."""
+    """One outcome from the phases of one test; a test that stopped half-way, before it failed, is missing."""
     if not phases or phases[-1][0] != "teardown":
-        return "missing"
+        return "failed" if any(outcome == "failed" for _, outcome, _ in phases) else "missing"
     if any(outcome == "failed" for when, outcome, _ in phases if when != "call"):
         return "error"
     _, outcome, xfail = phases[1] if len(phases) == 3 else phases[0]

@@ -109,6 +109,8 @@ def test_whatever_names_a_report_makes_up_can_be_stored() -> None:
 def test_a_test_that_stopped_half_way_is_missing() -> None:
     report = read([{"kind": "ready"}, *ran("t")[:2]], -9)
     assert dict(report.outcomes) == {"t": "missing"}
+    report = read(ran("t", call="failed")[:2], -9)
+    assert dict(report.outcomes) == {"t": "failed"}
 
 
 def test_many_failures_fit_into_an_exit_code() -> None:
