@@ -111,8 +111,12 @@ def upload(source: Path, root: Path, target: str, owner: Owner) -> None:
         os.close(inner)
 
 
+class NoFolder(SandboxError):
+    """A sandbox path on which something is missing, is no folder, or is a link."""
+
+
 def download(root: Path, source: str, target: Path) -> None:
-    """Copy the contents of a sandbox folder into a new host folder, owned by the caller."""
+    """Copy the contents of a sandbox folder into a new host folder, owned by the caller. Raises SandboxError."""
     inner = _descend(root, parts(source), source, create=None)
     try:
         target.mkdir(parents=True)
@@ -152,7 +156,8 @@ def _descend(root: Path, names: tuple[str, ...], path: str, create: Owner | None
         os.close(folder)
         is_link = error.errno in (errno.ELOOP, errno.ENOTDIR)
         reason = "a component is a link or no folder" if is_link else error.strerror
-        raise SandboxError(f"cannot open {path} in the sandbox: {reason}") from error
+        kind = NoFolder if is_link or error.errno == errno.ENOENT else SandboxError
+        raise kind(f"cannot open {path} in the sandbox: {reason}") from error
     return folder
 
 
