@@ -102,8 +102,9 @@ class Sandbox(Protocol):
         ...
 
     async def download(self, source: str, target: Path) -> None:
-        """Copy a sandbox folder's contents into a new host folder, links kept as links and never followed. A folder that
-        the sandbox's processes took away holds nothing: no agent may lose its sandbox that way.
+        """Copy a sandbox folder's contents into a new host folder, links kept as links and never followed.
+
+        A folder that the sandbox's processes took away holds nothing: no agent may lose its sandbox that way.
 
         Runs nothing inside the sandbox, so it is right to call after `kill`."""
         ...
