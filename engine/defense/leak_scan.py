@@ -6,7 +6,8 @@ there. It looks in the task's image and in what the harness brings along.
     equal         a file, anywhere and of any name, whose contents are those that the fix brings about
     alike         a file of a changed file's name that shares most of its lines: another release, vendored or left over
 
-A copy whose changed files are the repository's own shows nothing new, and is none of these but the second.
+A copy whose changed files are the repository's own shows nothing new, and is none of these but the second. In the
+repository itself it looks for what is equal to a changed file after the fix, also in archives.
 
 Invariant: a root is read on the host and nothing of it is run or followed; it is walked once, and each task once for
 it. What cannot be read is no proof of anything, so it is refused as well: EnvironmentFailure, or a finding
@@ -79,6 +80,30 @@ class LeakScan(Stage):
         self._lock = threading.Lock()
         self._images: OrderedDict[Path, _Image] = OrderedDict()
         self._answers: OrderedDict[tuple[Path, str], Sequence[str]] = OrderedDict()
+
+    async def setup(self, task: Task, tree: Path) -> Sequence[Finding]:
+        """Look for the fix in the tree itself, where a build may have left it. Raises EnvironmentFailure."""
+        leaks = await asyncio.to_thread(self._left, task, tree)
+        if leaks and self.mode == "enforce":
+            raise EnvironmentFailure(f"the repository of task {task.id} shows the agent the fix ({leaks[0]})")
+        return (self.finding("setup", "the repository holds the fix", leaks),) if leaks else ()
+
+    def _left(self, task: Task, tree: Path) -> list[str]:
+        """Files of the tree whose contents are those that a file is to be changed to, and archives that hold such."""
+        changed = task.reference.changes if task.reference is not None else ()
+        wanted = {digest(one.after) for one in changed if one.before is not None and one.after is not None}
+        secret = {found for found in wanted if found[0] >= self.min_bytes}
+        sizes, names = {size for size, _ in secret}, {PurePosixPath(change.path).name for change in changed}
+        found = []
+        for path, info in walk_files(tree) if secret else ():
+            if not S_ISREG(info.st_mode):
+                continue
+            same = info.st_size in sizes and digest((tree / path).read_bytes()) in secret
+            if same or (
+                _ARCHIVE.search(path) and any(digest(held) in secret for _, held in _members(tree / path, names))
+            ):
+                found.append(path)
+        return found
 
     async def inspect(self, task: Task, root: Path) -> Sequence[Finding]:
         """Look for the task's target in what the agent will see. Raises EnvironmentFailure."""
