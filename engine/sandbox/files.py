@@ -116,8 +116,17 @@ class NoFolder(SandboxError):
 
 
 def download(root: Path, source: str, target: Path) -> None:
-    """Copy the contents of a sandbox folder into a new host folder, owned by the caller. Raises SandboxError."""
-    inner = _descend(root, parts(source), source, create=None)
+    """Copy the contents of a sandbox folder into a new host folder, owned by the caller.
+
+    One that the sandbox's processes took away, or put a link in the place of, holds nothing; where the root itself is
+    gone, it is lost with all else (SandboxError)."""
+    try:
+        inner = _descend(root, parts(source), source, create=None)
+    except NoFolder:
+        if not root.is_mount():
+            raise
+        target.mkdir(parents=True)
+        return
     try:
         target.mkdir(parents=True)
         outer = os.open(target, _FOLDER)

@@ -260,15 +260,8 @@ class ContainedSandbox:
         await in_thread(files.upload, source, self._root(), target, self._parts.owner)
 
     async def download(self, source: str, target: Path) -> None:
-        """Copy a sandbox folder's contents into a new host folder; links stay links, special files stay behind.
-
-        One that its processes took away, or put a link in the place of, holds nothing."""
-        try:
-            await self._outside(files.download, source, target)
-        except files.NoFolder:
-            if not self._root().is_mount():
-                raise
-            await in_thread(target.mkdir, 0o755, True)
+        """Copy a sandbox folder's contents into a new host folder; links stay links, special files stay behind."""
+        await self._outside(files.download, source, target)
 
     async def read(self, path: str, limit: int) -> bytes | None:
         """At most `limit` bytes of a regular file, never through a link; None when there is none."""
