@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -45,9 +46,14 @@ class BubblewrapRuntime(LocalRuntime):
         shm_mb: int,
         output_limit_bytes: int,
         require_limits: bool,
+        network: Mapping[str, Sequence[str]],
     ) -> None:
         settings = Settings(
-            uid=uid, storage=storage, output_limit_bytes=output_limit_bytes, require_limits=require_limits
+            uid=uid,
+            storage=storage,
+            output_limit_bytes=output_limit_bytes,
+            require_limits=require_limits,
+            network=network,
         )
         super().__init__(settings, disk_mb=disk_mb, pids=pids)
         self._shm_mb = shm_mb
@@ -79,6 +85,8 @@ class BubblewrapRuntime(LocalRuntime):
                     owner=self._owner,
                     warm=self._warm,
                     output_limit=self._settings.output_limit_bytes,
+                    network=self._settings.network,
+                    hosts=self._hosts,
                     remove=partial(self._remove, process, room),
                 )
             )

@@ -69,5 +69,7 @@ def _parts(room: Room, left: Left, record: Record) -> Parts:
         owner=Owner(uid=left.uid, gid=left.uid),
         warm=None,
         output_limit=_OUTPUT,
+        network={},
+        hosts={},
         remove=nothing,
     )

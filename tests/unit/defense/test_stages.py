@@ -364,7 +364,7 @@ async def test_what_outlived_the_agent_is_a_finding(task: Task, outlived: int) -
 
 async def test_attempts_to_get_out_are_a_finding(task: Task) -> None:
     tried = ["pypi.org", "stats.vendor.com", "192.0.2.1:443"]
-    sandbox: Any = SimpleNamespace(denied=lambda: tried)
+    sandbox: Any = SimpleNamespace(denied=lambda: tried, reached=lambda: ())
     stage = DeniedEgress(**settings("DeniedEgress", ignored=["*.vendor.com"]))
     assert [one.detail for one in await stage.settle(task, sandbox, 0)] == ["tried to reach pypi.org, 192.0.2.1:443"]
     tried[:] = [f"192.0.2.{number}:80" for number in range(12)]

@@ -13,8 +13,8 @@ from engine.run.workbench import check_grading, check_machine
 from engine.sandbox.bubblewrap import BubblewrapRuntime
 from engine.sandbox.podman import PodmanRuntime
 
-ALL = Capabilities(warm_start=True, process_limit=True, disk_limit=True, by_hand=True)
-NONE = Capabilities(warm_start=False, process_limit=False, disk_limit=False, by_hand=False)
+ALL = Capabilities(warm_start=True, process_limit=True, disk_limit=True, by_hand=True, network_by_phase=True)
+NONE = Capabilities(warm_start=False, process_limit=False, disk_limit=False, by_hand=False, network_by_phase=False)
 
 
 def built(able: Capabilities, **changes: Any) -> Any:
