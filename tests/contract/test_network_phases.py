@@ -7,6 +7,7 @@ test, since no name server answers here.
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -81,6 +82,21 @@ async def test_what_the_list_names_is_reached_and_all_else_is_found(
         assert [line.partition(" ")[0] for line in sandbox.reached()] == [
             f"127.0.0.1:{port}", f"mirror.test:{port}", f"one.below.test:{port}"]  # fmt: skip
         assert sandbox.reached() == []
+
+
+async def test_a_name_is_looked_up_outside(box: str, images: DebianImageStore) -> None:
+    """By the process that has no rights any more, with this machine's own resolver."""
+    name = socket.gethostname().lower()
+    try:
+        socket.getaddrinfo(name, 1, socket.AF_INET)
+    except OSError:
+        pytest.skip("this machine does not know its own name")
+    async with host("0.0.0.0") as server:
+        async with made(box, images, setup=[f"{name}:{server.port} private"]) as sandbox:
+            assert await reach(sandbox, (f"{name}.", server.port)) == ["heard hello\n"]
+        async with made(box, images, setup=[f"{name}:{server.port}"]) as sandbox:
+            assert "heard" not in (await reach(sandbox, (f"{name}.", server.port)))[0]
+            assert sandbox.denied()[0].startswith(f"{name}:{server.port} at ")
 
 
 async def test_a_name_reaches_what_it_may_stand_for_and_no_more(

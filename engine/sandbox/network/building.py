@@ -94,7 +94,7 @@ async def build_network(reach: Sequence[str], folder: Path) -> AsyncIterator[Bui
 
 def _write(folder: Path) -> None:
     folder.mkdir()
-    hosts = f"127.0.0.1 localhost {socket.gethostname()}\n::1 localhost\n"
+    hosts = f"127.0.0.1 localhost {socket.gethostname()}\n"  # one: who is taken at ::1 tries no other
     for name, text in (_FILES | {"hosts": hosts}).items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o644)

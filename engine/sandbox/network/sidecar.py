@@ -17,7 +17,7 @@ and ::1, which are no attempt to get out. Refuses to run with any right left.
 
 import asyncio
 import contextlib
-import encodings.idna  # noqa: F401  # looked for by every look-up, when it is too late to open files as root
+import encodings.idna  # noqa: F401
 import fcntl
 import json
 import os
@@ -263,6 +263,16 @@ def _from(beside: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
     return []
 
 
+def _rehearse() -> None:
+    """Load what is loaded when it is first needed: afterwards the interpreter's files may be closed to this process."""
+
+    async def once() -> None:
+        await asyncio.get_running_loop().getaddrinfo("localhost", 1, type=socket.SOCK_STREAM)
+
+    with contextlib.suppress(OSError):
+        asyncio.run(once())
+
+
 def confine(wanted: dict[str, Any]) -> None:
     """Give up every right, as a sandbox's commands do, and the right to execute anything beside."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -275,6 +285,7 @@ def confine(wanted: dict[str, Any]) -> None:
 
 def main(request: int, control: int) -> None:
     """Serve until the end of the phase."""
+    _rehearse()
     with os.fdopen(request, "rb") as file:
         wanted = json.load(file)
     told = socket.socket(fileno=control)
