@@ -242,10 +242,10 @@ async def _set_up(trial: Trial, mounts: tuple[Mount, ...], shop: Workshop, folde
     try:
         await sandbox.upload(staged, task.workdir)
         await sandbox.phase("agent")
-        for kind, places in (("tried to", sandbox.denied()), ("could", sandbox.reached())):
+        for kind, places in (("tried to reach", sandbox.denied()), ("reached", sandbox.reached())):
             if places:
                 notes.findings.append(
-                    Finding(stage="sandbox", phase="setup", detail=f"setup {kind} reach {first(places, _NAMED)}")
+                    Finding(stage="sandbox", phase="setup", detail=f"setup {kind} {first(places, _NAMED)}")
                 )
     except BaseException:
         await asyncio.shield(sandbox.stop())

@@ -372,6 +372,10 @@ async def test_attempts_to_get_out_are_a_finding(task: Task) -> None:
     assert many.detail.endswith("192.0.2.9:80 and 2 more")
     tried[:] = ["stats.vendor.com"]
     assert not await stage.settle(task, sandbox, 0)
+    sandbox.reached = lambda: ["pypi.org:443 (1 connections, 2 bytes sent, 3 received)"]
+    (let,) = await stage.settle(task, sandbox, 0)
+    assert let.phase == "agent" and let.detail.startswith("reached pypi.org:443 (1 connections")
+    assert let.detail.endswith("which sandbox.network.agent allows")
 
 
 # ---------------------------------------------------------------- the pipeline

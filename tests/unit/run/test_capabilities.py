@@ -47,6 +47,15 @@ def test_everything_that_is_lacking_is_named_where_it_is_asked_for() -> None:
         "verify.start", "harnesses.openhands.start", "sandbox.pids", "verify.pids", "sandbox.disk_mb"}  # fmt: skip
 
 
+def test_lists_of_phases_are_refused_where_all_have_one_network() -> None:
+    network = {"build": ["a.test"], "setup": ["b.test"], "agent": [], "grade": ["c.test"]}
+    assert unmet(built(ALL, sandbox__network=network)) == []
+    found = [error for error in unmet(built(NONE, sandbox__network=network)) if "network" in error.key]
+    assert [(error.key, error.value) for error in found] == [
+        ("sandbox.network.setup", ["b.test"]), ("sandbox.network.grade", ["c.test"])]  # fmt: skip
+    assert "sandbox=bubblewrap" in found[0].way_out
+
+
 def test_limits_may_be_done_without_on_purpose_and_warm_starts_may_not() -> None:
     keys = [error.key for error in unmet(built(NONE, sandbox__require_limits=False))]
     assert keys == ["verify.start", "harnesses.openhands.start"]
