@@ -287,10 +287,9 @@ class ContainedSandbox:
     async def listen(self, port: int) -> socket.socket:
         """A listening socket on 127.0.0.1:port inside the sandbox, served by the caller, who closes it."""
         self._require_life()
+        work = partial(listener, socket.AF_INET, "127.0.0.1", port, shared=self.network.lists(port))
         try:
-            return await in_thread(
-                within, self._namespaces["net"], partial(listener, socket.AF_INET, "127.0.0.1", port)
-            )
+            return await in_thread(within, self._namespaces["net"], work)
         except OSError as error:
             raise SandboxError(f"cannot listen on port {port} in {self._parts.spec.name}: {error.strerror}") from error
 

@@ -29,18 +29,18 @@ def open_all(ports: Sequence[int]) -> dict[str, list[socket.socket]]:
                 if family == socket.AF_INET6 and error.errno in _NO_IPV6:
                     continue
                 raise
-            made["names_tcp"].append(undo.enter_context(listener(family, everywhere, NAME_SERVER)))
-            made["tcp"] += [undo.enter_context(listener(family, everywhere, port)) for port in ports]
+            made["names_tcp"].append(undo.enter_context(listener(family, everywhere, NAME_SERVER, shared=False)))
+            made["tcp"] += [undo.enter_context(listener(family, everywhere, port, shared=True)) for port in ports]
         undo.pop_all()
     return made
 
 
-def listener(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    """A TCP listener that does not block. Raises OSError."""
+def listener(family: socket.AddressFamily, address: str, port: int, *, shared: bool) -> socket.socket:
+    """A TCP listener that does not block; `shared`: others of root's may listen on its port. Raises OSError."""
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
-        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
-            made.setsockopt(socket.SOL_SOCKET, option, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind((address, port))

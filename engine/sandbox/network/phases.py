@@ -63,6 +63,10 @@ class PhasedNetwork:
         if self._lost:
             raise SandboxError(self._lost)
 
+    def lists(self, port: int) -> bool:
+        """Whether some phase takes connections at it, beside who listens there himself."""
+        return any(port in Reach(entries).ports for entries in self._lists.values())
+
     async def enter(self, phase: str | None) -> None:
         """Cut everything, then be in another phase. Raises SandboxError when the last one had lost its way out."""
         async with self._one:
