@@ -13,24 +13,24 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.core.contracts import Talk
 from engine.core.errors import SandboxError
-from engine.core.specs import ExecResult, Phase, SandboxSpec, WarmStart
+from engine.core.specs import ExecResult, Phase, WarmStart
 from engine.core.threads import in_thread
 from engine.sandbox import files, seccomp
 from engine.sandbox.capture import Capture
-from engine.sandbox.cgroups import Cgroup, CommandGroup
+from engine.sandbox.cgroups import CommandGroup
 from engine.sandbox.commands import Entered, kill_command, memory_file, standard_input, start_cold
 from engine.sandbox.egress import within
 from engine.sandbox.endings import ended, exiting, wait_for_end
 from engine.sandbox.left import Left, note_left
 from engine.sandbox.network.openings import listener
 from engine.sandbox.network.phases import PhasedNetwork
+from engine.sandbox.parts import Parts
 from engine.sandbox.rooms import HOME, USER, Room
 from engine.sandbox.terminals import Terminal
 from engine.sandbox.warm import Place, WarmProcesses
@@ -45,28 +45,6 @@ _OOM_SCORE = 500
 _STATUS_LIMIT = 1 << 16
 _LAST_WORDS_S = 1.0
 """Between the end of a terminal's command and the end of what is read from it, whichever is first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What a runtime hands over when it has started a sandbox."""
-
-    spec: SandboxSpec
-    room: Room
-    init: int
-    """Host process id of the first process."""
-    cgroup: Cgroup
-    owner: files.Owner
-    warm: WarmProcesses | None
-    """The runtime's; None: it has none."""
-    output_limit: int
-    """Bytes of each output stream that are kept."""
-    network: Mapping[str, Sequence[str]]
-    """Phase → what it reaches (`engine.core.reach`); a phase without a list reaches nothing."""
-    hosts: Mapping[str, Sequence[str]]
-    """Names that are not looked up."""
-    remove: Callable[[], Coroutine[Any, Any, None]]
-    """Removes what the runtime made: container, mounts, files; called once, after the last process has ended."""
 
 
 class ContainedSandbox:

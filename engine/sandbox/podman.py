@@ -16,8 +16,9 @@ from engine.core.errors import ConfigError, SandboxError
 from engine.core.specs import SandboxSpec
 from engine.core.threads import in_thread
 from engine.sandbox.cgroups import Cgroup
-from engine.sandbox.inside import ContainedSandbox, Parts
+from engine.sandbox.inside import ContainedSandbox
 from engine.sandbox.local import LocalRuntime, Settings
+from engine.sandbox.parts import Parts
 from engine.sandbox.podman_service import Service
 from engine.sandbox.rooms import Record, Room, Storage, dismantle
 from engine.sandbox.tools import find
