@@ -88,6 +88,7 @@ async def build_network(reach: Sequence[str], folder: Path) -> AsyncIterator[Bui
             yield BuildNetwork(namespace, network, folder)
         finally:
             await to_the_end(network.close())
+            await in_thread(network.forget)
     finally:
         os.close(namespace)
 

@@ -78,14 +78,12 @@ class PhasedNetwork:
         """Cut everything for good; safe to call twice."""
         with contextlib.suppress(SandboxError):
             await self.enter(None)
-        self.forget()
 
     def forget(self) -> None:
-        """Let go of what hears: of a namespace without a way out."""
-        if self._egress is not None:
-            self._hear()
-            self._egress.close()
-            self._egress = None
+        """Let go of what hears, in a network that is closed; may take a moment, and be called by any thread."""
+        egress, self._egress = self._egress, None
+        if egress is not None:
+            egress.close()
 
     def denied(self) -> list[str]:
         """What was tried in vain since the last call, each once: names, `192.0.2.1:443`, and `name:port at address`
