@@ -6,6 +6,7 @@ Frozen and keyword-only, as the records are; standard library only.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,10 @@ class Mount:
     target: str
 
 
+Phase = Literal["setup", "agent", "grade"]
+"""What a sandbox is at, and so what its network lets it reach."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SandboxSpec:
     """What a sandbox must be; the same for every runtime."""
@@ -73,6 +78,8 @@ class SandboxSpec:
     """Size of what may be written; 0: not limited."""
     lasting: bool = False
     """Whether it may be left running when its process ends: `kill` then spares its first process."""
+    phase: Phase | None = None
+    """The phase that it begins in; None: it reaches nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +95,8 @@ class Capabilities:
     agent could have its trial excluded by filling the disk."""
     by_hand: bool
     """A person can work in its sandboxes (`attach`), and one can be left running (`leave`)."""
+    network_by_phase: bool
+    """What its sandboxes reach can be another thing in each phase of a trial."""
 
 
 @dataclass(frozen=True, kw_only=True)

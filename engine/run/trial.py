@@ -20,6 +20,7 @@ from typing import Protocol, Self
 from engine.config.built import Built
 from engine.core.contracts import Defense, Harness, ImageStore, Proxy, Sandbox, SandboxRuntime, Session, Verifier
 from engine.core.errors import EnvironmentFailure, HarnessError, SandboxError
+from engine.core.naming import first
 from engine.core.records import Exchange, Finding, Patch, Scored, Task, Termination, Trajectory, Trial
 from engine.core.specs import Mount, SandboxSpec
 from engine.defense.patch_by_contents import make_patch
@@ -28,6 +29,8 @@ PORT = 8080
 """Port on the sandbox's own loopback where the harness finds its model."""
 REPORT_LIMIT = 1 << 20
 """Bytes of the harness's report that are read."""
+_NAMED = 10
+"""Places that a finding names."""
 BY_HAND = "none"
 """Name of no harness: a visitor works in the sandbox in place of an agent."""
 
@@ -233,10 +236,17 @@ async def _set_up(trial: Trial, mounts: tuple[Mount, ...], shop: Workshop, folde
             pids=shop.pids,
             disk_mb=shop.disk_mb,
             lasting=shop.visitor is not None and shop.visitor.lasting,
+            phase="setup",
         )
     )
     try:
         await sandbox.upload(staged, task.workdir)
+        await sandbox.phase("agent")
+        for kind, places in (("tried to reach", sandbox.denied()), ("reached", sandbox.reached())):
+            if places:
+                notes.findings.append(
+                    Finding(stage="sandbox", phase="setup", detail=f"setup {kind} {first(places, _NAMED)}")
+                )
     except BaseException:
         await asyncio.shield(sandbox.stop())
         raise

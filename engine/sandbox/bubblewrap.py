@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from engine.core.processes import end
 from engine.core.specs import SandboxSpec
 from engine.core.threads import in_thread
 from engine.sandbox.cgroups import Cgroup, Limits
-from engine.sandbox.inside import ContainedSandbox, Parts
+from engine.sandbox.inside import ContainedSandbox
 from engine.sandbox.local import LocalRuntime, Settings
+from engine.sandbox.parts import Parts
 from engine.sandbox.rooms import Record, Room, Storage, dismantle
 from engine.sandbox.tools import find
 
@@ -45,9 +47,14 @@ class BubblewrapRuntime(LocalRuntime):
         shm_mb: int,
         output_limit_bytes: int,
         require_limits: bool,
+        network: Mapping[str, Sequence[str]],
     ) -> None:
         settings = Settings(
-            uid=uid, storage=storage, output_limit_bytes=output_limit_bytes, require_limits=require_limits
+            uid=uid,
+            storage=storage,
+            output_limit_bytes=output_limit_bytes,
+            require_limits=require_limits,
+            network=network,
         )
         super().__init__(settings, disk_mb=disk_mb, pids=pids)
         self._shm_mb = shm_mb
@@ -79,6 +86,8 @@ class BubblewrapRuntime(LocalRuntime):
                     owner=self._owner,
                     warm=self._warm,
                     output_limit=self._settings.output_limit_bytes,
+                    network=self._settings.network,
+                    hosts=self._hosts,
                     remove=partial(self._remove, process, room),
                 )
             )

@@ -3,7 +3,8 @@
 An image is decided by its ImageSpec and the builder's format version alone, so the same specification is the same
 folder for every run and every process of this machine. It appears whole or not at all: it is built in a temporary
 folder beside it under a lock, marked `.complete`, then renamed. Nothing of this machine's settings (mirrors,
-certificates, resolver, package indexes) stays in it.
+certificates, resolver, package indexes) stays in it. A build has a network of its own, which reaches the sources of
+packages that this machine is configured with and what the configuration adds; an attempt at any other place ends it.
 
 Refuses: a Debian root without root rights or debootstrap; Python packages with compiled parts in a plain package
 folder, because the interpreter that will load them is not known; npm packages without npm, or in a Debian root.
@@ -31,6 +32,8 @@ from engine.core.temporary import temporary_folder
 from engine.core.threads import to_the_end
 from engine.core.whole import move_into_place
 from engine.sandbox import pip_settings
+from engine.sandbox.network import sources
+from engine.sandbox.network.building import BuildNetwork, build_network
 
 FORMAT = 1
 """Raise it when the builder makes something else from the same specification."""
@@ -58,10 +61,12 @@ _EMPTIED = (
 class DebianImageStore:
     """The ImageStore: images under `cache_dir()/images/NAME-DIGEST`, each folder being the root itself.
 
-    `folder`: another place for them; None: the cache."""
+    `folder`: another place for them; None: the cache. `reach`: what builds reach beside this machine's own sources
+    (`engine.core.reach`)."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, reach: Sequence[str] = ()) -> None:
         self._folder = folder
+        self._reach = tuple(reach)
 
     def path(self, spec: ImageSpec) -> Path:
         """Folder of the image's root; `(path / ".complete")` exists once it is whole."""
@@ -89,7 +94,7 @@ class DebianImageStore:
         target.parent.mkdir(parents=True, exist_ok=True)
         async with _lock(target.with_name(f".{target.name}.lock"), f"image {spec.name}", say):
             if not self.has(spec):
-                await _build(spec, target, say)
+                await _build(spec, target, say, self._reach)
         return target
 
 
@@ -119,10 +124,13 @@ def _build_problems(spec: ImageSpec) -> list[ConfigError]:
     if spec.suite is None:
         if spec.packages:
             found.append(ConfigError(key, spec.packages, "Debian packages without a suite", "name a suite"))
+        if (spec.pip or spec.npm) and os.geteuid() != 0:
+            problem = "only root can close a build's network to all but the sources of packages"
+            found.append(ConfigError(key, spec.pip or spec.npm, problem, "run as root"))
         return found
     if os.geteuid() != 0:
         found.append(ConfigError(key, spec.suite, "a Debian root can only be built by root", "run as root"))
-    for tool, package in (("debootstrap", "debootstrap"), ("unshare", "util-linux"), ("chroot", "coreutils")):
+    for tool, package in (("debootstrap", "debootstrap"), ("nsenter", "util-linux"), ("chroot", "coreutils")):
         if shutil.which(tool, path=_host_path()) is None:
             way = f"apt-get install -y --no-install-recommends {package}"
             found.append(ConfigError(key, spec.suite, f"{tool} is not installed", way))
@@ -146,7 +154,7 @@ async def _lock(path: Path, what: str, say: Say) -> AsyncIterator[None]:
         yield
 
 
-async def _build(spec: ImageSpec, target: Path, say: Say) -> None:
+async def _build(spec: ImageSpec, target: Path, say: Say, reach: Sequence[str]) -> None:
     """Build into a temporary folder and rename; called under the image's lock."""
     if target.exists():
         await asyncio.to_thread(shutil.rmtree, target)
@@ -157,16 +165,30 @@ async def _build(spec: ImageSpec, target: Path, say: Say) -> None:
         root = place / "root"
         root.mkdir()
         root.chmod(0o755)  # it becomes `/` of sandboxes whose user is not root: the umask must not close it
-        builder = _Builder(spec, root, log, say)
-        if spec.suite is not None:
-            await builder.root(spec.suite)
-        elif spec.npm:
-            await builder.node_modules()
-        elif spec.pip:
-            await builder.folder()
+        if spec.suite is not None or spec.npm or spec.pip:
+            mirror = await _mirror() if spec.suite is not None else ""
+            places = [*await _sources(spec, mirror), *reach]
+            async with build_network(places, place / "network") as network:
+                builder = _Builder(spec, root, log, say, network)
+                if spec.suite is not None:
+                    await builder.root(spec.suite, mirror)
+                elif spec.npm:
+                    await builder.node_modules()
+                else:
+                    await builder.folder()
         (root / ".complete").write_text(json.dumps(_description(spec), indent=1) + "\n")
         await to_the_end(asyncio.to_thread(move_into_place, root, target))
     say(f"image {spec.name}: built in {time.monotonic() - begun:.0f} s")
+
+
+async def _sources(spec: ImageSpec, mirror: str) -> list[str]:
+    """What a build of it reaches on this machine without being told."""
+    found = sources.of_debian(mirror) if spec.suite is not None else []
+    if spec.pip:
+        found += sources.of_pip(await pip_settings.configured())
+    if spec.npm:
+        found += await sources.of_npm(_host())
+    return [*found, *sources.of_proxies()]
 
 
 def _description(spec: ImageSpec) -> dict[str, object]:
@@ -183,17 +205,17 @@ def _description(spec: ImageSpec) -> dict[str, object]:
 class _Builder:
     """One build into one folder."""
 
-    def __init__(self, spec: ImageSpec, folder: Path, log: Path, say: Say) -> None:
+    def __init__(self, spec: ImageSpec, folder: Path, log: Path, say: Say, network: BuildNetwork) -> None:
         self._spec, self._folder, self._log, self._say = spec, folder, log, say
+        self._network = network
         self._begun = time.monotonic()
         self._told: set[str] = set()
 
-    async def root(self, suite: str) -> None:
+    async def root(self, suite: str, mirror: str) -> None:
         """A Debian root by debootstrap, then `/opt/venv` by the root's own Python."""
         include = [f"--include={','.join(self._spec.packages)}"] if self._spec.packages else []
         command = [*_ISOLATED, "debootstrap", "--variant=minbase", *include, suite, str(self._folder)]
-        mirror = await _mirror()
-        await self._run([*command, *([mirror] if mirror else [])], self._host(), _debootstrap_phase)
+        await self._run([*command, *([mirror] if mirror else [])], _host(), _debootstrap_phase)
         if self._spec.pip:
             await self._venv()
         await asyncio.to_thread(_clean, self._folder)
@@ -222,25 +244,22 @@ class _Builder:
         command = [sys.executable, "-m", "pip", "install", "--no-compile", "--target", target, *self._spec.pip]
         scratch = self._folder.with_name("pip")  # in pip's own place it would outlive a killed pip
         scratch.mkdir()
-        await self._run(command, self._host() | pip_settings.QUIET | {"TMPDIR": str(scratch)}, _pip_phase)
+        await self._run(command, _host() | pip_settings.QUIET | {"TMPDIR": str(scratch)}, _pip_phase)
         compiled = sorted(path.name for path in self._folder.rglob("*.so*"))
         if compiled:
             raise SandboxError(
                 f"image {self._spec.name}: {compiled[0]} is compiled code; name a suite for such packages"
             )
         shutil.rmtree(self._folder / "bin", ignore_errors=True)  # scripts that name this machine's interpreter
-        await self._run(_compile(sys.executable, target), self._host(), _pip_phase)
+        await self._run(_compile(sys.executable, target), _host(), _pip_phase)
 
     async def node_modules(self) -> None:
         """A plain folder of npm packages; no package's own script is run."""
         flags = ("--ignore-scripts", "--no-save", "--no-package-lock", "--no-audit", "--no-fund", "--omit=dev")
         command = ["npm", "install", "--global=false", "--prefix", str(self._folder), *flags, *self._spec.npm]
-        await self._run(command, self._host() | {"npm_config_update_notifier": "false"}, _npm_phase)
+        await self._run(command, _host() | {"npm_config_update_notifier": "false"}, _npm_phase)
         (self._folder / "node_modules" / ".package-lock.json").unlink(missing_ok=True)  # names this machine's registry
         await asyncio.to_thread(_close_executables, self._folder)
-
-    def _host(self) -> dict[str, str]:
-        return {**os.environ, "PATH": _host_path(), "LC_ALL": "C.UTF-8"}
 
     async def _run(
         self, command: Sequence[str], environment: Mapping[str, str], phase_of: Callable[[str], str]
@@ -251,7 +270,13 @@ class _Builder:
                 self._told.add(phase)
                 self._say(f"image {self._spec.name}: {phase} ({time.monotonic() - self._begun:.0f} s)")
 
-        code, tail = await run_logged(command, environment=environment, log=self._log, on_line=on_line)
+        entered = self._network.command(command)
+        try:
+            code, tail = await self._network.attend(
+                run_logged(entered, environment=environment, log=self._log, on_line=on_line)
+            )
+        except SandboxError as error:
+            raise SandboxError(f"image {self._spec.name}: {error} ({self._log})") from error
         if code != 0:
             raise SandboxError(f"image {self._spec.name}: {phase_of(tail) or command[-1]} failed: {tail} ({self._log})")
 
@@ -330,6 +355,10 @@ async def _mirror() -> str:
         if origin == "Debian" and component == "main" and "security" not in uri and uri.startswith("http"):
             return uri
     return ""
+
+
+def _host() -> dict[str, str]:
+    return {**os.environ, "PATH": _host_path(), "LC_ALL": "C.UTF-8"}
 
 
 def _host_path() -> str:

@@ -13,22 +13,24 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.core.contracts import Talk
 from engine.core.errors import SandboxError
-from engine.core.specs import ExecResult, SandboxSpec, WarmStart
+from engine.core.specs import ExecResult, Phase, WarmStart
 from engine.core.threads import in_thread
 from engine.sandbox import files, seccomp
 from engine.sandbox.capture import Capture
-from engine.sandbox.cgroups import Cgroup, CommandGroup
+from engine.sandbox.cgroups import CommandGroup
 from engine.sandbox.commands import Entered, kill_command, memory_file, standard_input, start_cold
-from engine.sandbox.egress import Egress, within
+from engine.sandbox.egress import within
 from engine.sandbox.endings import ended, exiting, wait_for_end
 from engine.sandbox.left import Left, note_left
+from engine.sandbox.network.openings import listener
+from engine.sandbox.network.phases import PhasedNetwork
+from engine.sandbox.parts import Parts
 from engine.sandbox.rooms import HOME, USER, Room
 from engine.sandbox.terminals import Terminal
 from engine.sandbox.warm import Place, WarmProcesses
@@ -41,27 +43,8 @@ _NAMESPACES = ("ipc", "uts", "net", "pid", "cgroup", "mnt")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _OOM_SCORE = 500
 _STATUS_LIMIT = 1 << 16
-_BACKLOG = 128
 _LAST_WORDS_S = 1.0
 """Between the end of a terminal's command and the end of what is read from it, whichever is first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What a runtime hands over when it has started a sandbox."""
-
-    spec: SandboxSpec
-    room: Room
-    init: int
-    """Host process id of the first process."""
-    cgroup: Cgroup
-    owner: files.Owner
-    warm: WarmProcesses | None
-    """The runtime's; None: it has none."""
-    output_limit: int
-    """Bytes of each output stream that are kept."""
-    remove: Callable[[], Coroutine[Any, Any, None]]
-    """Removes what the runtime made: container, mounts, files; called once, after the last process has ended."""
 
 
 class ContainedSandbox:
@@ -72,7 +55,7 @@ class ContainedSandbox:
         self._init = os.pidfd_open(parts.init)
         self._namespaces: dict[str, int] = {}
         self._stopping: asyncio.Task[None] | None = None
-        self._egress: Egress | None = None
+        self._network: PhasedNetwork | None = None
         self._left = False
         try:
             for name in _NAMESPACES:
@@ -81,7 +64,7 @@ class ContainedSandbox:
             self._close_descriptors()
             raise SandboxError(f"sandbox {parts.spec.name} ended as it started") from error
         try:
-            self._egress = Egress(self._namespaces["net"])
+            self._network = PhasedNetwork(self._namespaces["net"], parts.network, parts.spec.phase, parts.hosts)
         except OSError as error:
             self._close_descriptors()
             problem = f"attempts to reach the network cannot be heard in {parts.spec.name}: {error.strerror}"
@@ -109,7 +92,7 @@ class ContainedSandbox:
         Exit codes as a shell gives them: 127 not found, 126 not executable or no such `cwd`, 128+n killed by signal n.
         `environment` adds to the specification's; PATH and HOME are set where neither names them. Processes that it
         leaves in the background go on. `warm`: see contracts.py. Raises SandboxError when the sandbox is gone."""
-        self._require_life()
+        await self._ready()
         request = self._request(command, environment, cwd)
         if warm is not None:
             await self._warm().ready(warm, self._place(request))  # seconds, at first: may be cancelled
@@ -143,7 +126,7 @@ class ContainedSandbox:
 
     async def attach(self, command: Sequence[str], *, environment: Mapping[str, str], cwd: str, talk: Talk) -> int:
         """Run a command on a terminal of the sandbox's own; see contracts.py. Raises SandboxError as `exec`."""
-        self._require_life()
+        await self._ready()
         request = self._request(command, environment, cwd) | {"terminal": True}
         begun, terminal = time.monotonic(), Terminal(self._parts.init, self._parts.owner)
         group, status = self._parts.cgroup.command_group(), Capture(_STATUS_LIMIT, 0)
@@ -240,6 +223,8 @@ class ContainedSandbox:
             raise SandboxError(f"sandbox {name} ended while a command ran")
         if not timed_out and kind == "error":
             raise SandboxError(f"sandbox {name} cannot be entered: {text}")
+        if self._network is not None:
+            self._network.require()
         return ExecResult(
             exit_code=-1 if timed_out else int(text),
             stdout=outputs[0],
@@ -280,21 +265,44 @@ class ContainedSandbox:
     async def listen(self, port: int) -> socket.socket:
         """A listening socket on 127.0.0.1:port inside the sandbox, served by the caller, who closes it."""
         self._require_life()
+        work = partial(listener, socket.AF_INET, "127.0.0.1", port, shared=self.network.lists(port))
         try:
-            return await in_thread(within, self._namespaces["net"], partial(_listener, port))
+            return await in_thread(within, self._namespaces["net"], work)
         except OSError as error:
             raise SandboxError(f"cannot listen on port {port} in {self._parts.spec.name}: {error.strerror}") from error
 
+    @property
+    def network(self) -> PhasedNetwork:
+        """What it reaches. Raises SandboxError when it is stopped."""
+        if self._network is None:
+            raise SandboxError(f"sandbox {self._parts.spec.name} is stopped: it has no network")
+        return self._network
+
+    async def phase(self, name: Phase) -> None:
+        """Cut every connection, then reach what this phase's list allows; see contracts.py. Raises SandboxError."""
+        self._require_life()
+        await _to_the_end(self.network.enter(name))
+
     def denied(self) -> Sequence[str]:
         """Names and addresses beyond it that its processes tried to reach since the last call; also after `kill`."""
-        return () if self._egress is None else self._egress.attempts()
+        return () if self._network is None else self._network.denied()
+
+    def reached(self) -> Sequence[str]:
+        """What its processes did reach beyond it, in phases that are over; see contracts.py."""
+        return () if self._network is None else self._network.reached()
 
     # ------------------------------------------------------------ the end
 
     async def kill(self) -> int:
         """Kill every process of the sandbox; returns how many outlived the last command. Files stay.
 
-        The first process of a lasting sandbox lives on."""
+        The first process of a lasting sandbox lives on; nothing is reached any more."""
+        left = await self._kill()
+        if self._network is not None:
+            await _to_the_end(self._network.enter(None))
+        return left
+
+    async def _kill(self) -> int:
         if not self._alive():
             return 0
         left = len(self._parts.cgroup.processes() - {self._parts.init})
@@ -341,11 +349,20 @@ class ContainedSandbox:
             await self.kill()
         except SandboxError as error:
             _log.warning("%s", error)
+        if self._network is not None:
+            await self._network.close()
         self._close_descriptors()
         try:
             await self._parts.remove()
         except (SandboxError, OSError) as error:
             _log.warning("sandbox %s is not wholly removed yet: %s", self._parts.spec.name, error)
+
+    async def _ready(self) -> None:
+        self._require_life()
+        try:
+            await self.network.ready()
+        except SandboxError as error:
+            raise SandboxError(f"sandbox {self._parts.spec.name}: {error}") from error
 
     def _alive(self) -> bool:
         return self._init >= 0 and not ended(self._init)
@@ -360,11 +377,11 @@ class ContainedSandbox:
                 os.close(descriptor)
         self._init = -1
         self._namespaces.clear()
-        egress, self._egress = self._egress, None
-        if egress is not None:
+        network, self._network = self._network, None
+        if network is not None:
             # The kernel then waits until all processors of the machine have taken note: nobody waits with it, and the
             # loop's end sees to it that it comes to its own.
-            asyncio.get_running_loop().run_in_executor(None, egress.close)
+            asyncio.get_running_loop().run_in_executor(None, network.forget)
 
 
 async def _to_the_end(work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
@@ -382,16 +399,3 @@ async def _to_the_end(work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutin
 
 async def _join(task: asyncio.Task[None]) -> None:
     await task
-
-
-def _listener(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    listener.setblocking(False)
-    return listener

@@ -9,7 +9,7 @@ import abc
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.core.contracts import ImageStore, Say
@@ -37,6 +37,8 @@ class Settings:
     """Kept of each output stream of a command."""
     require_limits: bool
     """Whether a machine that cannot keep a limit is refused."""
+    network: Mapping[str, Sequence[str]]
+    """Phase → what a sandbox reaches in it."""
 
 
 class LocalRuntime(abc.ABC):
@@ -46,12 +48,16 @@ class LocalRuntime(abc.ABC):
     """Name of the runtime in records and messages."""
     tools: tuple[tuple[str, str], ...]
     """Programs that it needs, each with its Debian package."""
-    capabilities = Capabilities(warm_start=True, process_limit=True, disk_limit=True, by_hand=True)
+    capabilities = Capabilities(
+        warm_start=True, process_limit=True, disk_limit=True, by_hand=True, network_by_phase=True
+    )
     """Where this machine cannot keep a limit, `problems` says so."""
 
     def __init__(self, settings: Settings, *, disk_mb: int, pids: int) -> None:
         self.disk_mb, self.pids = disk_mb, pids
         self._settings = settings
+        self._hosts: Mapping[str, Sequence[str]] = {}
+        """Names whose addresses are not looked up: for tests, which have no name server."""
         self._owner = files.Owner(uid=settings.uid, gid=settings.uid)
         self._images: ImageStore | None = None
         self._session: Session | None = None

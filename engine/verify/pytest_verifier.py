@@ -193,6 +193,7 @@ class PytestVerifier:
             cpus=task.cpus,
             pids=self.pids,
             disk_mb=self.disk_mb,
+            phase="grade",
         )
 
     async def _drive(self, task: Task, sandbox: Sandbox, canaries: Sequence[CanaryFile], mark: str) -> _Run:

@@ -51,6 +51,7 @@ def make_kubernetes(folder: Path, cluster: Cluster, host: str = "127.0.0.1", **c
         "tolerations": [],
         "start_timeout_s": 60.0,
         "deadline_s": 600,
+        "network": {},
     }
     return KubernetesRuntime(**settings | changes)  # type: ignore[arg-type]
 

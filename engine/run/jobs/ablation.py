@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from engine.config.built import Built
@@ -19,7 +20,7 @@ from engine.core.paths import cache_dir
 from engine.core.specs import ImageSpec, Mount, SandboxSpec
 from engine.core.temporary import temporary_folder
 from engine.observe.progress import make_progress
-from engine.run.workbench import check_grading
+from engine.run.workbench import build_reach, check_grading
 from engine.sandbox.images import DebianImageStore
 
 Part = Literal["image", "runtime", "toolchain"]
@@ -72,6 +73,7 @@ class AblationJob:
             raise ConfigErrors(problems)
         subjects = list(self._subjects(built))
         results = []
+        apart = partial(DebianImageStore, reach=build_reach(built))
         with make_progress(built.observe.progress_interval_s) as progress:
             for part, name, spec in subjects:
                 found = Pairs(name=f"{_WHAT[part]} ({name})")
@@ -79,7 +81,7 @@ class AblationJob:
                     progress.phase(found.name, number, self.pairs, "")
                     found.at_hand.append(await _ready(built, part, spec, images, progress.say))
                     with temporary_folder("ablation", cache_dir()) as folder:
-                        found.installed.append(await _ready(built, part, spec, DebianImageStore(folder), progress.say))
+                        found.installed.append(await _ready(built, part, spec, apart(folder), progress.say))
                 progress.say(found.line())
                 results.append((part, found))
         print(f"{'until a sandbox runs a command, medians':<42}{'at hand':>12}{'installed':>12}{'ratio':>12}")

@@ -15,7 +15,7 @@ from engine.run import warm_start
 from engine.run.capabilities import unmet
 from engine.run.drain import ended_by_its_words
 from engine.run.selection import left_out, unselected
-from engine.run.workbench import check_machine, images_needed
+from engine.run.workbench import build_reach, check_machine, images_needed
 from engine.sandbox.images import DebianImageStore
 
 
@@ -27,7 +27,7 @@ class PrepareJob:
         _check_cache()
         if problems := unmet(built):
             raise ConfigErrors(problems)
-        images = DebianImageStore()
+        images = DebianImageStore(reach=build_reach(built))
         with make_progress(built.observe.progress_interval_s) as progress:
             progress.phase("preparing sandboxes", 0, 0, "")
             await built.sandbox.prepare(progress.say)

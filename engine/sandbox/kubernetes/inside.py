@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from engine.core.errors import SandboxError
-from engine.core.specs import ExecResult, SandboxSpec, WarmStart
+from engine.core.specs import ExecResult, Phase, SandboxSpec, WarmStart
 from engine.core.threads import to_the_end
 from engine.sandbox.files import MAX_DEPTH, parts
 from engine.sandbox.kubernetes.api import Api
@@ -293,8 +293,15 @@ class KubernetesSandbox:
         """A pod ends with its session. Raises SandboxError."""
         raise SandboxError("a pod cannot be left running")
 
+    async def phase(self, name: Phase) -> None:
+        """Nothing changes: in every phase a pod reaches its relay alone (`Capabilities.network_by_phase`)."""
+
     def denied(self) -> Sequence[str]:
         """Nothing: what a pod tries to reach ends at the cluster's network policy, which tells nobody."""
+        return ()
+
+    def reached(self) -> Sequence[str]:
+        """Nothing: a pod reaches its relay alone."""
         return ()
 
     # ------------------------------------------------------------ the end

@@ -68,7 +68,9 @@ class KubernetesRuntime:
         tolerations: Sequence[Mapping[str, Any]],
         start_timeout_s: float,
         deadline_s: int,
+        network: Mapping[str, Sequence[str]],
     ) -> None:
+        self.network = network  # of images that are built here; lists of phases are refused (`capabilities`)
         self.disk_mb, self.pids = disk_mb, pids
         self.require_limits = require_limits
         self._kubeconfig, self._context = kubeconfig, context
@@ -102,6 +104,7 @@ class KubernetesRuntime:
             process_limit=self._shape.user_namespaces,
             disk_limit=self._shape.storage != "node",
             by_hand=False,
+            network_by_phase=False,
         )
 
     # ------------------------------------------------------------ the SandboxRuntime of contracts.py

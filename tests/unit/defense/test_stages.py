@@ -365,7 +365,7 @@ async def test_what_outlived_the_agent_is_a_finding(task: Task, outlived: int) -
 
 async def test_attempts_to_get_out_are_a_finding(task: Task) -> None:
     tried = ["pypi.org", "stats.vendor.com", "192.0.2.1:443"]
-    sandbox: Any = SimpleNamespace(denied=lambda: tried)
+    sandbox: Any = SimpleNamespace(denied=lambda: tried, reached=lambda: ())
     stage = DeniedEgress(**settings("DeniedEgress", ignored=["*.vendor.com"]))
     assert [one.detail for one in await stage.settle(task, sandbox, 0)] == ["tried to reach pypi.org, 192.0.2.1:443"]
     tried[:] = [f"192.0.2.{number}:80" for number in range(12)]
@@ -373,6 +373,10 @@ async def test_attempts_to_get_out_are_a_finding(task: Task) -> None:
     assert many.detail.endswith("192.0.2.9:80 and 2 more")
     tried[:] = ["stats.vendor.com"]
     assert not await stage.settle(task, sandbox, 0)
+    sandbox.reached = lambda: ["pypi.org:443 (1 connections, 2 bytes sent, 3 received)"]
+    (let,) = await stage.settle(task, sandbox, 0)
+    assert let.phase == "agent" and let.detail.startswith("reached pypi.org:443 (1 connections")
+    assert let.detail.endswith("which sandbox.network.agent allows")
 
 
 # ---------------------------------------------------------------- the pipeline

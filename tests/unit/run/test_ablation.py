@@ -14,6 +14,7 @@ from engine.run.jobs.ablation import AblationJob, Pairs
 
 SPEC = ImageSpec(name="base", suite="bookworm", packages=(), pip=())
 BUILT: Any = SimpleNamespace(
+    config={},
     observe=SimpleNamespace(progress_interval_s=60.0),
     tasks=SimpleNamespace(images=lambda: (SPEC, SPEC)),
     harnesses={"one": SimpleNamespace(problems=lambda images: [], runtime=lambda: SPEC)},

@@ -18,7 +18,14 @@ SIZE_MB = 24
 @pytest.fixture(scope="module", autouse=True)
 def able() -> None:
     runtime = BubblewrapRuntime(
-        uid=10001, storage="loop", disk_mb=1, pids=16, shm_mb=1, output_limit_bytes=1, require_limits=False
+        uid=10001,
+        storage="loop",
+        disk_mb=1,
+        pids=16,
+        shm_mb=1,
+        output_limit_bytes=1,
+        require_limits=False,
+        network={},
     )
     missing = runtime.problems()
     if missing:

@@ -19,6 +19,7 @@ SETTINGS = {
     "shm_mb": 64,
     "output_limit_bytes": 4096,
     "require_limits": True,
+    "network": {},
 }
 
 
