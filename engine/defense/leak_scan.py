@@ -5,8 +5,9 @@ there. It looks in the task's image and in what the harness brings along.
     an archive    a wheel, source distribution or the like that names the package, or holds its files
     equal         a file, anywhere and of any name, whose contents are those that the fix brings about
     alike         a file of a changed file's name that shares most of its lines: another release, vendored or left over
+    history       a repository, pack, bundle or dump: what states it can give back is not asked, so it may be any
 
-A copy whose changed files are the repository's own shows nothing new, and is none of these but the second. In the
+A copy whose changed files are the repository's own shows nothing new, and is none of these but the second or the last. In the
 repository itself it looks for what is equal to a changed file after the fix, also in archives.
 
 Invariant: a root is read on the host and nothing of it is run or followed; it is walked once, and each task once for
@@ -32,6 +33,7 @@ from engine.core.contracts import Mode
 from engine.core.errors import EnvironmentFailure
 from engine.core.patch import walk_files
 from engine.core.records import Finding, Task
+from engine.defense.history import find_history
 from engine.defense.stage import Stage
 from engine.defense.target import Target, digest, normal, target_of
 
@@ -46,6 +48,8 @@ _NO_ARCHIVE = (
 )
 _READ_BYTES = 4 << 20
 """Of a source file, and of one in an archive: larger ones are none."""
+_CODE = (".py", ".pyc", ".pyi", ".js", ".so")
+"""Most of an image; to ask each of these files what it is would take as long as all else."""
 _IMAGES = 8
 """Images whose contents are kept in mind, the latest ones."""
 _ANSWERS = 4096
@@ -61,6 +65,7 @@ class _Image:
     archives: list[str] = field(default_factory=list)
     by_size: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     by_name: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    histories: Sequence[str] = ()
 
 
 class LeakScan(Stage):
@@ -140,6 +145,7 @@ class LeakScan(Stage):
         known = {_folder(path) for path in installed if _is_base(image, _folder(path), target)}
         installed |= {path for project in target.projects for path in image.projects.get(project, ())}
         yield from (f"{path} is installed" for path in installed if _folder(path) not in known)
+        yield from (f"{path} holds history" for path in image.histories)
         for path in image.archives:
             if _released(path) & target.projects or self._holds(image.root / path, target):
                 yield f"{path} is an archive of it"
@@ -161,8 +167,9 @@ class LeakScan(Stage):
 
 def _read(root: Path) -> _Image:
     """Walk an image once. Raises OSError for a folder that cannot be read, or is not there."""
-    image = _Image(root=root)
-    for path, info in walk_files(root):
+    walked = walk_files(root)
+    image = _Image(root=root, histories=find_history(root, walked, _CODE))
+    for path, info in walked:
         parts = path.split("/")
         for number, part in enumerate(parts[1:], start=1):
             if parts[number - 1] in _SITES:

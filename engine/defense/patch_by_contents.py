@@ -13,9 +13,9 @@ from pathlib import Path, PurePosixPath
 
 from engine.core.contracts import Mode
 from engine.core.errors import PatchError
-from engine.core.patch import difference, read_tree, safe_path, walk_files, without
+from engine.core.patch import difference, read_tree, safe_path, under, walk_files, without
 from engine.core.records import Finding, Patch, Task
-from engine.defense.history import is_history
+from engine.defense.history import find_history
 from engine.defense.stage import Stage, printable
 
 NAME = "patch_by_contents"
@@ -32,7 +32,8 @@ _BYPRODUCT_SUFFIXES = (".pyc", ".pyo")
 def make_patch(base: Path, tree: Path) -> tuple[Patch, tuple[Finding, ...]]:
     """What turns `base` into `tree` (both host folders), and what was refused."""
     held_before = read_tree(base)
-    before = {path: held for path, held in held_before.items() if not is_history(path) and _may_hold(path)}
+    history = find_history(base, walk_files(base))
+    before = {path: held for path, held in held_before.items() if not under(path, history) and _may_hold(path)}
     after: dict[str, tuple[bytes, bool]] = {}
     refused: dict[str, list[str]] = {}
     taken = 0
