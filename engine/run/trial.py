@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -21,9 +22,10 @@ from engine.config.built import Built
 from engine.core.contracts import Defense, Harness, ImageStore, Proxy, Sandbox, SandboxRuntime, Session, Verifier
 from engine.core.errors import EnvironmentFailure, HarnessError, SandboxError
 from engine.core.naming import first
-from engine.core.records import Exchange, Finding, Patch, Scored, Task, Termination, Trajectory, Trial
+from engine.core.records import Exchange, Finding, Patch, Scored, Task, Termination, Trajectory, Trial, Verdict
 from engine.core.specs import Mount, SandboxSpec
 from engine.defense.patch_by_contents import make_patch
+from engine.run.control import confirmed
 
 PORT = 8080
 """Port on the sandbox's own loopback where the harness finds its model."""
@@ -323,9 +325,14 @@ def _reconcile(
 
 async def _grade_phase(trajectory: Trajectory, patch: Patch, shop: Workshop, notes: _Notes) -> Scored:
     trial = trajectory.trial
+
+    async def grade(judged: Patch, name: str) -> Verdict:
+        return await shop.verifier.grade(trial.task, judged, shop.sandboxes, shop.images, f"{trial.key}-{name}")
+
     try:
         with notes.stage("grade"):
-            verdict = await shop.verifier.grade(trial.task, patch, shop.sandboxes, shop.images, f"{trial.key}-grade")
+            verdict = await grade(patch, "grade")
+            verdict = await confirmed(trial.task, verdict, partial(grade, name="control"))
     except EnvironmentFailure as failure:
         broken = replace(trajectory, termination=Termination.GRADER_FAILED, reason=str(failure))
         return Scored(trajectory=broken, verdict=None)
