@@ -7,8 +7,8 @@ there. It looks in the task's image and in what the harness brings along.
     alike         a file of a changed file's name that shares most of its lines: another release, vendored or left over
     history       a repository, pack, bundle or dump: what states it can give back is not asked, so it may be any
 
-A copy whose changed files are the repository's own shows nothing new, and is none of these but the second or the last. In the
-repository itself it looks for what is equal to a changed file after the fix, also in archives.
+A copy whose changed files are the repository's own shows nothing new, and is none of these but the second or the last.
+In the repository itself it looks for what is equal to a changed file after the fix, also in archives.
 
 Invariant: a root is read on the host and nothing of it is run or followed; it is walked once, and each task once for
 it. What cannot be read is no proof of anything, so it is refused as well: EnvironmentFailure, or a finding
