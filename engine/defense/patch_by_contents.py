@@ -1,9 +1,9 @@
 """Makes the patch: the tree that the agent left is compared with the base, file by file, by contents.
 
 Invariant: version control is never asked (an agent owns its `.git`), no link is followed, nothing is run. Only text
-enters a patch; links, special files, other names of one file (hard links), binary or oversized contents and names that
-are not UTF-8 are refused, each with a finding, and what the base holds there stays. By-products of running Python are
-dropped without a word.
+enters a patch, in UTF-8 or, where the base has it so, in an encoding of its own; links, special files, other names of
+one file (hard links), binary or oversized contents and names that are not UTF-8 are refused, each with a finding, and
+what the base holds there stays. By-products of running Python are dropped without a word.
 """
 
 import os
@@ -70,7 +70,7 @@ def _take(
     data, executable = file.read_bytes(), bool(info.st_mode & stat.S_IXUSR)
     if path in before and before[path][0] == data:
         return "", before[path]
-    if not is_text(data):
+    if not is_text(data) and not _own_encoding(data, before.get(path)):
         return "not text", None
     return "", (data, executable)
 
@@ -93,6 +93,11 @@ def is_text(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _own_encoding(data: bytes, before: tuple[bytes, bool] | None) -> bool:
+    """Whether it is a change to a text of the base that is in another encoding than UTF-8."""
+    return before is not None and not is_text(before[0]) and b"\0" not in before[0] and b"\0" not in data
 
 
 def _is_byproduct(path: str) -> bool:

@@ -14,6 +14,7 @@ from engine.observe.progress import ProgressView, make_progress
 from engine.run import warm_start
 from engine.run.capabilities import unmet
 from engine.run.drain import ended_by_its_words
+from engine.run.handed_in import HandedIn
 from engine.run.selection import left_out, unselected
 from engine.run.workbench import build_reach, check_machine, images_needed
 from engine.sandbox.images import DebianImageStore
@@ -82,7 +83,7 @@ async def _audit(built: Built, images: ImageStore, say: Say) -> None:
         raise ConfigErrors(problems)
     await built.sandbox.start(images, f"prepare-{built.hash}")
     try:
-        await pool.audit(built.sandbox, images, built.verify, say)
+        await pool.audit(built.sandbox, images, HandedIn(built.verify, built.defense.stages), say)
     finally:
         await built.sandbox.stop()
     left = _doubts(pool)
