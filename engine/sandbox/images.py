@@ -3,10 +3,12 @@
 An image is decided by its ImageSpec and the builder's format version alone, so the same specification is the same
 folder for every run and every process of this machine. It appears whole or not at all: it is built in a temporary
 folder beside it under a lock, marked `.complete`, then renamed. Nothing of this machine's settings (mirrors,
-certificates, resolver, package indexes) stays in it.
+certificates, resolver, package indexes) stays in it. What is an image of a registry is pulled (`pulled.py`), and so is
+what another machine has built and pushed, where a registry is given; the rest is built here.
 
 Refuses: a Debian root without root rights or debootstrap; Python packages with compiled parts in a plain package
-folder, because the interpreter that will load them is not known; npm packages without npm, or in a Debian root.
+folder, because the interpreter that will load them is not known; npm packages without npm, or in a Debian root; an
+image of a registry with anything beside it, or without podman and skopeo.
 """
 
 import asyncio
@@ -31,10 +33,15 @@ from engine.core.temporary import temporary_folder
 from engine.core.threads import to_the_end
 from engine.core.whole import move_into_place
 from engine.sandbox import pip_settings
+from engine.sandbox.image_tools import ImageTools, missing_tools
+from engine.sandbox.pulled import pull
+from engine.sandbox.references import Reference, parse_reference
 
 FORMAT = 1
 """Raise it when the builder makes something else from the same specification."""
 
+_LAYERS = ".layers"
+"""Folder beside the images: layers of those that were pulled, which share them."""
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 # Mounts that debootstrap makes inside the root live in a namespace of their own: they end with the process, whatever
@@ -58,14 +65,22 @@ _EMPTIED = (
 class DebianImageStore:
     """The ImageStore: images under `cache_dir()/images/NAME-DIGEST`, each folder being the root itself.
 
-    `folder`: another place for them; None: the cache."""
+    `folder`: another place for them; None: the cache. `registry`: where images that were built elsewhere lie, as
+    `NAME:DIGEST`; None: each is built here. `plain_http`: whether HTTP is spoken to registries beyond loopback."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None = None, *, registry: str | None = None, plain_http: bool = False) -> None:
+        self._folder, self._registry, self._plain_http = folder, registry, plain_http
+
+    def tools(self) -> ImageTools:
+        """podman and skopeo over the layers of this store."""
+        return ImageTools(self._place() / _LAYERS, plain_http=self._plain_http)
+
+    def _place(self) -> Path:
+        return self._folder or cache_dir() / "images"
 
     def path(self, spec: ImageSpec) -> Path:
         """Folder of the image's root; `(path / ".complete")` exists once it is whole."""
-        return (self._folder or cache_dir() / "images") / f"{spec.name}-{digest(spec)}"
+        return self._place() / f"{spec.name}-{digest(spec)}"
 
     def has(self, spec: ImageSpec) -> bool:
         """Whether the image is built."""
@@ -76,6 +91,15 @@ class DebianImageStore:
         missing = [spec for spec in specs if not self.has(spec)]
         return tuple(problem for spec in missing for problem in _build_problems(spec))
 
+    async def unavailable(self, specs: Sequence[ImageSpec]) -> list[ConfigError]:
+        """The same of those that no registry has either. Raises SandboxError where the registry fails."""
+        found: list[ConfigError] = []
+        for spec in specs:
+            problems = self.problems([spec])
+            if problems and await self._pushed(spec) is None:
+                found += problems
+        return found
+
     async def build(self, spec: ImageSpec, say: Say) -> Path:
         """Build unless present; returns `path(spec)`.
 
@@ -84,13 +108,28 @@ class DebianImageStore:
         target = self.path(spec)
         if self.has(spec):
             return target
-        for problem in _build_problems(spec):
-            raise problem
         target.parent.mkdir(parents=True, exist_ok=True)
         async with _lock(target.with_name(f".{target.name}.lock"), f"image {spec.name}", say):
             if not self.has(spec):
-                await _build(spec, target, say)
+                pushed = await self._pushed(spec)
+                for problem in () if pushed else _build_problems(spec):
+                    raise problem
+                await _build(spec, target, say, self.tools(), pushed)
         return target
+
+    async def _pushed(self, spec: ImageSpec) -> Reference | None:
+        """The image in a registry, for one that is pulled."""
+        key = f"image {spec.name}"
+        if spec.reference is not None:
+            for problem in _reference_problems(spec):
+                raise problem
+            return parse_reference(key, spec.reference)
+        if self._registry is None:
+            return None
+        for problem in missing_tools(key, self._registry):
+            raise problem
+        reference = parse_reference(key, f"{self._registry}/{spec.name}:{digest(spec)}")
+        return None if await self.tools().manifest(reference) is None else reference
 
 
 def digest(spec: ImageSpec) -> str:
@@ -105,10 +144,14 @@ def digest(spec: ImageSpec) -> str:
     }
     if spec.npm:  # in no older image's digest
         content["npm"] = sorted(set(spec.npm))
+    if spec.reference:
+        content |= {"reference": spec.reference, "python": ""}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _build_problems(spec: ImageSpec) -> list[ConfigError]:
+    if spec.reference is not None:
+        return _reference_problems(spec)
     key, found = f"image {spec.name}", []
     if spec.npm and (spec.suite or spec.pip):
         problem = "npm packages go into a plain folder of their own"
@@ -129,6 +172,18 @@ def _build_problems(spec: ImageSpec) -> list[ConfigError]:
     return found
 
 
+def _reference_problems(spec: ImageSpec) -> list[ConfigError]:
+    key, text = f"image {spec.name}", spec.reference or ""
+    if spec.suite or spec.packages or spec.pip or spec.npm:
+        way_out = "name no suite and no packages beside it"
+        return [ConfigError(key, text, "an image of a registry is taken as it is", way_out)]
+    try:
+        parse_reference(key, text)
+    except ConfigError as error:
+        return [error]
+    return missing_tools(key, text)
+
+
 @contextlib.asynccontextmanager
 async def _lock(path: Path, what: str, say: Say) -> AsyncIterator[None]:
     """Hold an exclusive lock between processes; waiting neither blocks the event loop nor outlives cancellation."""
@@ -146,8 +201,8 @@ async def _lock(path: Path, what: str, say: Say) -> AsyncIterator[None]:
         yield
 
 
-async def _build(spec: ImageSpec, target: Path, say: Say) -> None:
-    """Build into a temporary folder and rename; called under the image's lock."""
+async def _build(spec: ImageSpec, target: Path, say: Say, tools: ImageTools, pushed: Reference | None) -> None:
+    """Build, or pull what was `pushed`, into a temporary folder and rename; called under the image's lock."""
     if target.exists():
         await asyncio.to_thread(shutil.rmtree, target)
     log = target.with_name(f"{target.name}.log")
@@ -157,16 +212,19 @@ async def _build(spec: ImageSpec, target: Path, say: Say) -> None:
         root = place / "root"
         root.mkdir()
         root.chmod(0o755)  # it becomes `/` of sandboxes whose user is not root: the umask must not close it
-        builder = _Builder(spec, root, log, say)
-        if spec.suite is not None:
+        builder, described = _Builder(spec, root, log, say), _description(spec)
+        if pushed is not None:
+            described["manifest"] = pushed.at(await pull(pushed, root, tools, target.parent / _LAYERS, say))
+            (root / ".complete").unlink(missing_ok=True)  # the layers' own, if one has it: never written through
+        elif spec.suite is not None:
             await builder.root(spec.suite)
         elif spec.npm:
             await builder.node_modules()
         elif spec.pip:
             await builder.folder()
-        (root / ".complete").write_text(json.dumps(_description(spec), indent=1) + "\n")
+        (root / ".complete").write_text(json.dumps(described, indent=1) + "\n")
         await to_the_end(asyncio.to_thread(move_into_place, root, target))
-    say(f"image {spec.name}: built in {time.monotonic() - begun:.0f} s")
+    say(f"image {spec.name}: {'pulled' if pushed else 'built'} in {time.monotonic() - begun:.0f} s")
 
 
 def _description(spec: ImageSpec) -> dict[str, object]:
