@@ -91,7 +91,7 @@ class ImageTools:
 
     async def podman(self, reference: Reference, *arguments: str) -> str:
         """Run podman; returns its output. Raises SandboxError that names the reference."""
-        folders = ("--root", f"{self._store}/root", "--runroot", f"{_PRIVATE}/run", "--tmpdir", f"{_PRIVATE}/tmp")  # noqa: S108
+        folders = ("--root", f"{self._store}/root", "--runroot", f"{_PRIVATE}/run", "--tmpdir", f"{_PRIVATE}/libpod")
         async with self._settings() as environment:
             return await self._run(reference, ("podman", *folders, *arguments), environment)
 
