@@ -70,7 +70,8 @@ async def from_registry(
 ) -> Delivery:
     """Deliver two images, one after the other, into a store of their own."""
     parts: list[Part] = []
-    with temporary_folder("delivery", cache_dir()) as folder:
+    place = cache_dir() / "images"  # where hard links can be made, and job=reap looks
+    with temporary_folder("delivery", place) as folder:
         store = DebianImageStore(folder / "images", plain_http=plain_http)
         for name, reference in zip(("first", "second"), images, strict=True):
             spec = ImageSpec(name=name, suite=None, packages=(), pip=(), reference=str(reference))

@@ -1,22 +1,31 @@
 """Images over a registry for real: Debian's docker-registry on loopback, pushed to and pulled from by podman."""
 
+import asyncio
+import contextlib
 import json
 import os
+import signal
+import subprocess
+import sys
+import textwrap
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from registry_pieces import layer, push_layers, skip_without_registry, small_root, tree
+from sandbox_cases import make_runtime, specification
 
 from engine.core.errors import SandboxError
 from engine.core.specs import ImageSpec
 from engine.sandbox.image_tools import ImageTools
-from engine.sandbox.images import DebianImageStore
+from engine.sandbox.images import DebianImageStore, digest
 from engine.sandbox.loopback_registry import counting_relay, loopback_registry
 from engine.sandbox.pushed import Format, format_of, push
 from engine.sandbox.references import Reference, parse_reference
 
 pytestmark = pytest.mark.podman
+REPOSITORY = Path(__file__).parents[2]
 NOTHING = "sha256:" + "0" * 64
 
 
@@ -142,3 +151,119 @@ async def test_a_blob_that_was_changed_is_refused(registry: str, tools: ImageToo
     with pytest.raises(SandboxError, match="not what its digest says"):
         await store.build(pulled(reference), print)
     assert leftovers(store, pulled(reference)) == []
+
+
+async def test_a_pull_that_is_killed_leaves_nothing_and_can_be_repeated(
+    registry: str, tools: ImageTools, root: Path, tmp_path: Path
+) -> None:
+    (root / "odd/large").write_bytes(os.urandom(4 << 20))
+    await push(root, named(registry), "gzip", tools, print)
+    async with held_up(registry, 1 << 20) as (address, stalled, go_on):
+        spec = pulled(named(address))
+        store = DebianImageStore(tmp_path / "images")
+        script = f"""
+            import asyncio
+            from pathlib import Path
+            from engine.core.specs import ImageSpec
+            from engine.sandbox.images import DebianImageStore
+            asyncio.run(DebianImageStore(Path({str(tmp_path / "images")!r})).build({spec!r}, print))
+        """
+        killed = await asyncio.create_subprocess_exec(sys.executable, "-c", textwrap.dedent(script), cwd=REPOSITORY)
+        async with asyncio.timeout(60):
+            await stalled.wait()
+        assert processes_of(tmp_path)
+        killed.send_signal(signal.SIGKILL)
+        await killed.wait()
+        async with asyncio.timeout(60):
+            while processes_of(tmp_path):  # the supervisor hears of it at once, or within its tick
+                await asyncio.sleep(0.05)
+        assert not store.has(spec)
+        assert not store.path(spec).exists()
+        go_on.set()
+        assert tree(await store.build(spec, print)) == tree(root)
+    assert leftovers(store, spec) == [store.path(spec).name]
+    assert not [*store.path(spec).parent.glob(".layers/.lego*"), *store.path(spec).parent.rglob("staging/*")]
+
+
+@contextlib.asynccontextmanager
+async def held_up(target: str, after: int) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Event]]:
+    """A relay that stops after so many bytes of one connection until it is told to go on."""
+    stalled, go_on = asyncio.Event(), asyncio.Event()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        passed = 0
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                passed += len(data)
+                if passed > after:
+                    stalled.set()
+                    await go_on.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        host, _, port = target.rpartition(":")
+        there, back = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(copy(reader, back), copy(there, writer))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", stalled, go_on
+    finally:
+        go_on.set()
+        server.close()
+        await asyncio.gather(*tasks)
+        await server.wait_closed()
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines that name the image store below `folder`."""
+    listing = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listing.splitlines() if f"{folder}/images/.layers" in line]
+
+
+async def test_what_another_machine_pushed_is_pulled_instead_of_built(
+    registry: str, tools: ImageTools, root: Path, tmp_path: Path
+) -> None:
+    spec = ImageSpec(name="base", suite="bookworm", packages=("none-of-this-name",), pip=())
+    await push(root, named(registry, "images/base", digest(spec)), "zstd", tools, print)
+    store = DebianImageStore(tmp_path / "images", registry=f"{registry}/images")
+    assert await store.unavailable([spec]) == []
+    path = await store.build(spec, print)
+    assert path.name == f"base-{digest(spec)}" and tree(path) == tree(root)
+    other = ImageSpec(name="plain", suite=None, packages=(), pip=())
+    assert (await store.build(other, print) / ".complete").is_file()  # nobody pushed it: it is built
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", "podman"])
+async def test_a_sandbox_over_a_pulled_image_runs_a_command(
+    registry: str, tools: ImageTools, root: Path, tmp_path: Path, kind: str
+) -> None:
+    runtime = make_runtime(kind)
+    if problems := runtime.problems():
+        pytest.skip(f"{kind}: {problems[0]}")
+    await push(root, named(registry), "zstd:chunked", tools, print)
+    spec, store = pulled(named(registry)), DebianImageStore(tmp_path / "images")
+    path = await store.build(spec, print)
+    before = tree(path)
+    await runtime.start(store, f"pulled-{kind}")
+    try:
+        sandbox = await runtime.create(replace(specification("pulled"), image=spec))
+        result = await sandbox.exec(
+            ["/bin/sh", "-c", "echo more >> /tmp/own && cat /odd/again"],
+            environment={},
+            cwd="/",
+            timeout_s=60,
+            stdin=b"",
+        )
+        assert (result.exit_code, result.stdout) == (1, b"")  # owned by others, mode 2750
+        result = await sandbox.exec(["/bin/cat", "/etc/group"], environment={}, cwd="/", timeout_s=60, stdin=b"")
+        assert (result.exit_code, result.stdout[:10]) == (0, b"root:x:0:\n")
+    finally:
+        await runtime.stop()
+    assert tree(path) == before

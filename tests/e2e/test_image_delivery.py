@@ -1,4 +1,4 @@
-"""`experiment=image_delivery` for real, on an image of a shell: what is measured, what is told of the rest, what is left."""
+"""`experiment=image_delivery` for real, on an image of a shell: what is measured, told of the rest, and left."""
 
 import json
 import os

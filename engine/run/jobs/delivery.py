@@ -15,7 +15,6 @@ from typing import Literal
 from engine.config.built import Built
 from engine.core.contracts import RemoteRuntime
 from engine.core.errors import ConfigError, ConfigErrors
-from engine.core.paths import cache_dir
 from engine.core.temporary import temporary_folder
 from engine.core.threads import in_thread
 from engine.core.whole import write_whole
@@ -100,7 +99,7 @@ class DeliveryJob:
     async def _measure(self, built: Built, image: Path, modes: Sequence[str]) -> Mapping[str, Sequence[Delivery]]:
         found: dict[str, list[Delivery]] = {mode: [] for mode in modes}
         with (
-            temporary_folder("delivery", cache_dir()) as folder,
+            temporary_folder("delivery", image.parent) as folder,
             make_progress(built.observe.progress_interval_s) as progress,
         ):
             roots = Roots(first=image, second=folder / f"{image.name}-next")
