@@ -64,11 +64,12 @@ class DeliveryJob:
 
     async def run(self, built: Built) -> int:
         """Exit code 0 when the table stands; the page's path is the last line."""
-        image = self._check(built)
+        image = self.check(built)
         missing: dict[str, str] = {mode: _LAZY for mode in self.modes if mode in ("estargz", "nydus")}
         modes = [mode for mode in self.modes if mode not in missing]
         with open_directory(built) as layout:
-            found = await self._measure(built, image, modes)
+            with make_progress(built.observe.progress_interval_s) as progress:
+                found = await self.measure(built, image, modes, progress)
             measured = {mode: [asdict(one) for one in each] for mode, each in found.items()}
             Writer(layout).json(
                 "reports/delivery.json", {"image": image.name, "measured": measured, "missing": missing}
@@ -79,7 +80,7 @@ class DeliveryJob:
         print(target)
         return 0
 
-    def _check(self, built: Built) -> Path:
+    def check(self, built: Built) -> Path:
         """The image's root. Raises ConfigErrors."""
         if isinstance(built.sandbox, RemoteRuntime):
             problem, way_out = "what is measured is this machine", "choose sandbox=bubblewrap or sandbox=podman"
@@ -96,12 +97,12 @@ class DeliveryJob:
             raise ConfigErrors(problems)
         return images.path(spec)
 
-    async def _measure(self, built: Built, image: Path, modes: Sequence[str]) -> Mapping[str, Sequence[Delivery]]:
+    async def measure(
+        self, built: Built, image: Path, modes: Sequence[str], progress: ProgressView
+    ) -> Mapping[str, Sequence[Delivery]]:
+        """By mode, one after the other."""
         found: dict[str, list[Delivery]] = {mode: [] for mode in modes}
-        with (
-            temporary_folder("delivery", image.parent) as folder,
-            make_progress(built.observe.progress_interval_s) as progress,
-        ):
+        with temporary_folder("delivery", image.parent) as folder:
             roots = Roots(first=image, second=folder / f"{image.name}-next")
             await in_thread(change_some, roots.first, roots.second, self.changed)
             formats = [form for form in FORMATS if form in modes]
