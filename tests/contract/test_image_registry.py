@@ -267,3 +267,47 @@ async def test_a_sandbox_over_a_pulled_image_runs_a_command(
     finally:
         await runtime.stop()
     assert tree(path) == before
+
+
+async def test_the_registry_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    skip_without_registry()
+    with pytest.raises(ValueError, match="on purpose"):
+        async with loopback_registry(tmp_path / "one") as failed:
+            assert await answers(failed)
+            raise ValueError("on purpose")
+    assert not await answers(failed)
+    script = f"""
+        import asyncio
+        from pathlib import Path
+        from engine.sandbox.loopback_registry import loopback_registry
+
+        async def serve():
+            async with loopback_registry(Path({str(tmp_path / "two")!r})) as address:
+                print(address, flush=True)
+                await asyncio.sleep(3600)
+
+        asyncio.run(serve())
+    """
+    killed = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", textwrap.dedent(script), cwd=REPOSITORY, stdout=asyncio.subprocess.PIPE
+    )
+    assert killed.stdout is not None
+    address = (await killed.stdout.readline()).decode().strip()
+    assert await answers(address)
+    killed.send_signal(signal.SIGKILL)
+    await killed.wait()
+    async with asyncio.timeout(60):
+        while await answers(address):
+            await asyncio.sleep(0.05)
+    killed._transport.close()  # type: ignore[attr-defined]
+
+
+async def answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        _, writer = await asyncio.open_connection(host, int(port))
+    except OSError:
+        return False
+    writer.close()
+    await writer.wait_closed()
+    return True
