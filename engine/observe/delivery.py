@@ -64,73 +64,76 @@ def page(title: str, found: Mapping[str, Sequence[Delivery]], missing: Mapping[s
             title=title,
             summary=f"{len(found)} modes were measured here, {len(missing)} cannot run on this machine.",
             headline=table(found, missing),
-            figures=[_figure(found, *quantity) for quantity in _QUANTITIES],
+            figures=[_figure(quantity, found) for quantity in _QUANTITIES],
             tables_are="One row a measurement, in the order in which they were made.",
             tables=[(mode, _all(measured)) for mode, measured in found.items()],
         )
     )
 
 
-_QUANTITIES: tuple[tuple[str, str, str, str, str, Callable[[Delivery], tuple[float | None, ...]]], ...] = (
-    (
-        "startup",
-        "Start-up latency",
-        "From the request for an image until the first command has run in a sandbox over it. Log scale.",
-        "seconds",
-        "log",
-        lambda one: (one.first.seconds, one.second.seconds),
+@dataclass(frozen=True, kw_only=True)
+class _Quantity:
+    """What one figure shows."""
+
+    id: str
+    title: str
+    caption: str
+    unit: str
+    y_axis: Mapping[str, Any]
+    of: Callable[[Delivery], tuple[float | None, ...]]
+    """Of the first and, where it has one, of the second image."""
+
+
+_QUANTITIES = (
+    _Quantity(
+        id="startup",
+        title="Start-up latency",
+        caption="From the request for an image until the first command has run in a sandbox over it. Log scale.",
+        unit="seconds",
+        y_axis={"type": "log"},
+        of=lambda one: (one.first.seconds, one.second.seconds),
     ),
-    (
-        "network",
-        "Network traffic",
-        "Bytes between the registry and this machine, both ways.",
-        "MB",
-        "linear",
-        lambda one: (_mb(one.first.network_bytes), _mb(one.second.network_bytes)),
+    _Quantity(
+        id="network",
+        title="Network traffic",
+        caption="Bytes between the registry and this machine, both ways.",
+        unit="MB",
+        y_axis={"rangemode": "tozero"},
+        of=lambda one: (_mb(one.first.network_bytes), _mb(one.second.network_bytes)),
     ),
-    (
-        "disk",
-        "Disk traffic",
-        "What the image took on the disk: the store of layers and the root, what they share counted once.",
-        "MB",
-        "linear",
-        lambda one: (_mb(one.first.disk_bytes), _mb(one.second.disk_bytes)),
+    _Quantity(
+        id="disk",
+        title="Disk traffic",
+        caption="What the image took on the disk: the store of layers and the root, what they share counted once.",
+        unit="MB",
+        y_axis={"rangemode": "tozero"},
+        of=lambda one: (_mb(one.first.disk_bytes), _mb(one.second.disk_bytes)),
     ),
-    (
-        "read",
-        "Read throughput",
-        "All files of the root, read once after they were dropped from memory.",
-        "MB/s",
-        "linear",
-        lambda one: (one.read_mb_s,),
+    _Quantity(
+        id="read",
+        title="Read throughput",
+        caption="All files of the root, read once after they were dropped from memory.",
+        unit="MB/s",
+        y_axis={"rangemode": "tozero"},
+        of=lambda one: (one.read_mb_s,),
     ),
 )
-"""Id, title, caption, unit, kind of axis, and the quantity of the first and of the second image."""
 
 
-def _figure(
-    found: Mapping[str, Sequence[Delivery]],
-    id_: str,
-    title: str,
-    caption: str,
-    unit: str,
-    axis: str,
-    of: Callable[[Delivery], tuple[float | None, ...]],
-) -> Figure:
+def _figure(quantity: _Quantity, found: Mapping[str, Sequence[Delivery]]) -> Figure:
     names = ("first image", "second image, with most of its files")
-    columns = [[of(one) for one in measured] for measured in found.values()]
+    columns = [[quantity.of(one) for one in measured] for measured in found.values()]
     traces = [
         _bars(index, name, list(found), [[one[index] for one in column] for column in columns])
         for index, name in enumerate(names[: len(columns[0][0])])
     ]
-    settings: dict[str, Any] = {"type": "log"} if axis == "log" else {"rangemode": "tozero"}
     return Figure(
-        id=id_,
-        title=title,
-        caption=f"{caption} Bars: medians; whiskers: from the least to the most.",
-        y_title=unit,
+        id=quantity.id,
+        title=quantity.title,
+        caption=f"{quantity.caption} Bars: medians; whiskers: from the least to the most.",
+        y_title=quantity.unit,
         traces=traces,
-        y_axis=settings,
+        y_axis=quantity.y_axis,
         x_title="mode of delivery",
         x_names=list(found),
     )

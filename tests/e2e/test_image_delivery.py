@@ -71,3 +71,6 @@ def test_what_is_missing_is_told_before_anything_starts(tmp_path: Path, cache: P
         "tasks (image task-base)='task-base': is not built here; run the same command with job=prepare" in done.stderr
     )
     assert not (tmp_path / "runs").exists()
+    done = engine(tmp_path, "job.modes=[nydus]")
+    assert done.returncode == 2
+    assert done.stderr.startswith("job.modes=['nydus']: sandboxes of this machine have no snapshotter")

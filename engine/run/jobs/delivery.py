@@ -27,12 +27,13 @@ from engine.run.jobs.report import show_table
 from engine.sandbox.image_tools import missing_tools
 from engine.sandbox.images import DebianImageStore
 from engine.sandbox.loopback_registry import Counted, counting_relay, loopback_registry, missing_registry
-from engine.sandbox.pushed import FORMATS, Format, push
+from engine.sandbox.pushed import CONVERTERS, FORMATS, Format, push
 from engine.sandbox.references import Reference, check_registry, parse_reference
 from engine.store.writer import Writer
 
 _KEY = "job.registry"
 _LOCAL = "local"
+_HERE = tuple(form for form in FORMATS if form not in CONVERTERS)
 _LAZY = "sandboxes of this machine have no snapshotter that mounts it while it is fetched; a cluster's nodes may"
 
 
@@ -65,7 +66,7 @@ class DeliveryJob:
     async def run(self, built: Built) -> int:
         """Exit code 0 when the table stands; the page's path is the last line."""
         image = self.check(built)
-        missing: dict[str, str] = {mode: _LAZY for mode in self.modes if mode in ("estargz", "nydus")}
+        missing: dict[str, str] = {mode: _LAZY for mode in self.modes if mode in CONVERTERS}
         modes = [mode for mode in self.modes if mode not in missing]
         with open_directory(built) as layout:
             with make_progress(built.observe.progress_interval_s) as progress:
@@ -85,12 +86,14 @@ class DeliveryJob:
         if isinstance(built.sandbox, RemoteRuntime):
             problem, way_out = "what is measured is this machine", "choose sandbox=bubblewrap or sandbox=podman"
             raise ConfigError("sandbox", built.config["sandbox"]["_target_"], problem, way_out)
+        if not set(self.modes) & {_LOCAL, *_HERE}:
+            raise ConfigError("job.modes", list(self.modes), _LAZY, f"name one of {', '.join((_LOCAL, *_HERE))} too")
         images, spec = DebianImageStore(), built.tasks.images()[0]
         problems = [*unmet(built), *built.sandbox.problems()]
         if not images.has(spec):
             way_out = "run the same command with job=prepare"
             problems.append(ConfigError(f"tasks (image {spec.name})", spec.name, "is not built here", way_out))
-        if set(self.modes) & set(FORMATS):
+        if set(self.modes) & set(_HERE):
             problems += missing_tools(_KEY, self.registry)
             problems += missing_registry(_KEY, None) if self.registry is None else []
         if problems:
