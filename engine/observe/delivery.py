@@ -53,8 +53,16 @@ def table(found: Mapping[str, Sequence[Delivery]], missing: Mapping[str, str]) -
         "disk, MB",
     ]
     rows = [[mode, *(text for _, text in _values(measured))] for mode, measured in found.items()]
-    rows += [[mode, f"not here: {reason}", *[NONE] * 6] for mode, reason in missing.items()]
+    rows += [[mode, "not here", *[NONE] * 6] for mode in missing]
     return heads, rows
+
+
+def reasons(missing: Mapping[str, str]) -> list[str]:
+    """A line for each reason why modes did not run."""
+    named: dict[str, list[str]] = {}
+    for mode, reason in missing.items():
+        named.setdefault(reason, []).append(mode)
+    return [f"Not here: {', '.join(modes)}: {reason}." for reason, modes in named.items()]
 
 
 def page(title: str, found: Mapping[str, Sequence[Delivery]], missing: Mapping[str, str]) -> str:
@@ -62,7 +70,7 @@ def page(title: str, found: Mapping[str, Sequence[Delivery]], missing: Mapping[s
     return rendered(
         Page(
             title=title,
-            summary=f"{len(found)} modes were measured here, {len(missing)} cannot run on this machine.",
+            summary=" ".join((f"{len(found)} modes were measured here.", *reasons(missing))),
             headline=table(found, missing),
             figures=[_figure(quantity, found) for quantity in _QUANTITIES],
             tables_are="One row a measurement, in the order in which they were made.",

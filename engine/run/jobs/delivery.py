@@ -18,7 +18,7 @@ from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.temporary import temporary_folder
 from engine.core.threads import in_thread
 from engine.core.whole import write_whole
-from engine.observe.delivery import Delivery, page, table
+from engine.observe.delivery import Delivery, page, reasons, table
 from engine.observe.progress import ProgressView, make_progress
 from engine.run.capabilities import unmet
 from engine.run.delivery import Roots, change_some, from_folder, from_registry
@@ -78,6 +78,8 @@ class DeliveryJob:
             target = layout.reports / "delivery.html"
             write_whole(target, page(f"Delivery of {image.name}", found, missing).encode())
         show_table(*table(found, missing))
+        for line in reasons(missing):
+            print(line)
         print(target)
         return 0
 
