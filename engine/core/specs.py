@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
+_NEWER = ("npm", "reference")
+"""Fields of an ImageSpec that are shown only where they are used."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSpec:
@@ -23,10 +26,13 @@ class ImageSpec:
     """Pinned requirements; with a suite they go into the virtual environment `/opt/venv` of the root."""
     npm: tuple[str, ...] = ()
     """Pinned npm packages (`name@version`), in `node_modules` of a plain folder."""
+    reference: str | None = None
+    """Image of a registry that is the root (`HOST/PATH@sha256:…`, or a tag, which is resolved once and for all when it
+    is first pulled), with nothing else beside it; None: a root or folder that is built here."""
 
     def __repr__(self) -> str:
         # Fingerprints of tasks and warm starts are made of it: a kind of package that is not used changes none.
-        shown = (each.name for each in fields(self) if each.name != "npm" or self.npm)
+        shown = (each.name for each in fields(self) if each.name not in _NEWER or getattr(self, each.name))
         return f"ImageSpec({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 

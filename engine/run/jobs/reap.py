@@ -26,7 +26,7 @@ from engine.sandbox import ledger
 from engine.store.claim import claim
 from engine.store.layout import Layout
 
-_CACHES = ("disks", "images", "models", "sdists", "tasks", "written")
+_CACHES = ("disks", "images", "images/.layers", "models", "sdists", "tasks", "written")
 """Folders of the cache in which something is made beside its final place."""
 _RECORDS = ("demonstrations", "laptop", "proven")
 """Folders of the cache in which single files are kept as they come."""

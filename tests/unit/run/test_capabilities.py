@@ -87,4 +87,4 @@ async def test_nothing_starts_before_it_is_checked(monkeypatch: pytest.MonkeyPat
         with pytest.raises(ConfigErrors, match=r"verify\.start='warm'"):
             check(asked, ready)
     with pytest.raises(ConfigErrors, match=r"verify\.start='warm'"):  # nor is anything built
-        await prepare.PrepareJob().run(asked)
+        await prepare.PrepareJob(registry=None, plain_http=False).run(asked)
