@@ -37,9 +37,14 @@ _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.EACCES, errno.ENODEV)
 class Egress:
     """Hears the attempts in one network namespace from the moment it is made."""
 
-    def __init__(self, namespace: int) -> None:
-        """`namespace`: a descriptor. Raises OSError where its routes or a packet socket cannot be had."""
-        self._heard = within(namespace, _listen)
+    def __init__(self, namespace: int | None) -> None:
+        """`namespace`: a descriptor; None: the one that this process is in. Raises OSError where its routes or a packet
+        socket cannot be had."""
+        self._heard = _listen() if namespace is None else within(namespace, _listen)
+
+    def fileno(self) -> int:
+        """Readable when something was heard."""
+        return self._heard.fileno()
 
     def attempts(self) -> list[str]:
         """What was tried since the last time, each once, in order (see `packets.attempt`)."""
