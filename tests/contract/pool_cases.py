@@ -77,7 +77,6 @@ class Service:
         self.kill()
         with contextlib.suppress(AssertionError):
             self.run("rm", "--all", "--force", "--time", "0")
-            self.run("rmi", "--all", "--force")
         for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
             if line.split()[4].startswith(f"{self.base}/"):
                 subprocess.run(["umount", "--lazy", line.split()[4]], check=False)

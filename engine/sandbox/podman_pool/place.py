@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.core.errors import SandboxError
 from engine.sandbox.files import parts
-from engine.sandbox.podman_pool.api import CONFLICT, MISSING, Api, ApiError, Unreachable
+from engine.sandbox.podman_pool.api import MISSING, Api, ApiError, Unreachable
 from engine.sandbox.podman_pool.exec import start
 from engine.sandbox.podman_pool.way import Way
 from engine.sandbox.remote.execution import Cut, Execution
@@ -80,7 +80,7 @@ class PoolPlace:
             return await start(self._parts.api, self._parts.container, command, on_output)
         except ApiError as error:
             await self._look()
-            if self.fate().state == "ready" or role[0] != "keep" or error.status != CONFLICT:
+            if self.fate().state != "over" or role[0] != "keep":
                 raise self._gone(error) from error
         await self._begin_anew()
         return await start(self._parts.api, self._parts.container, command, on_output)
