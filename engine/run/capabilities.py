@@ -26,12 +26,20 @@ def unmet(built: Built) -> list[ConfigError]:
         if not able.process_limit:
             found += _limits(config, "pids", "processes of a sandbox are not counted by themselves", _COUNT)
         if not able.disk_limit:
-            found += _limits(config, "disk_mb", "who fills the disk is evicted, and its trial excluded", _MEASURE)
+            found += _limits(
+                config,
+                "disk_mb",
+                "who fills the disk ends or disturbs others, and a trial could be excluded by it",
+                _MEASURE,
+            )
     return [*found, *_deadlines(config)]
 
 
 _COUNT = "set sandbox.user_namespaces=true, or sandbox.require_limits=false where the kubelet's podPidsLimit will do"
-_MEASURE = "set sandbox.storage to tmpfs or volume, or sandbox.require_limits=false"
+_MEASURE = (
+    "set sandbox.storage to one that limits it (kubernetes: tmpfs or volume; podman_pool: quota), or "
+    "sandbox.require_limits=false"
+)
 
 
 def _warm_starts(config: Mapping[str, Any]) -> Iterator[ConfigError]:

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import yaml
+from pool_settings import settings
 from sandbox_cases import ROOT
 
 from engine.sandbox.podman_pool.runtime import PodmanPoolRuntime
@@ -107,20 +107,4 @@ def problem() -> str:
 
 
 def make_pool(*hosts: dict[str, object], **changes: object) -> PodmanPoolRuntime:
-    image = yaml.safe_load((ROOT / "configs/tasks/release_pairs.yaml").read_text())["image"]
-    settings: dict[str, object] = {
-        "hosts": list(hosts),
-        "tools": {name: image[name] for name in ("name", "suite", "packages", "pip")},
-        "uid": 10001,
-        "storage": "layer",
-        "disk_mb": 0,
-        "pids": 64,
-        "shm_mb": 64,
-        "output_limit_bytes": 65536,
-        "require_limits": True,
-        "start_timeout_s": 120.0,
-        "probe_s": 0.2,
-        "lost_after_s": 2.0,
-        "lease_s": 60.0,
-    }
-    return PodmanPoolRuntime(**settings | changes)  # type: ignore[arg-type]
+    return PodmanPoolRuntime(**settings(*hosts) | changes)  # type: ignore[arg-type]

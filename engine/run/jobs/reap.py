@@ -2,11 +2,11 @@
 
 Sandboxes with their mounts, containers and services, temporary folders, half-made downloads and images in the cache,
 scratch folders and half-written files of the runs under `run.root`; with a runtime whose sandboxes lie elsewhere
-(`sandbox=kubernetes`) also what is left there; and, which no other job removes, the sandboxes that `job=trial
-job.keep=true` left running. Whatever has a living process is left alone: liveness is a lock that the kernel drops with
-the process. What cannot be removed, or claimed, keeps nothing else from being removed, and is named at the end. Every
-job does this for what is its own; this one does it for all, at once. Processes are not its concern: each ends with the
-one that started it (`core/supervise.py`).
+(`sandbox=kubernetes`, `podman_pool`) also what is left there; and, which no other job removes, the sandboxes that
+`job=trial job.keep=true` left running. Whatever has a living process is left alone: liveness is a lock that the kernel
+drops with the process. What cannot be removed, or claimed, keeps nothing else from being removed, and is named at the
+end. Every job does this for what is its own; this one does it for all, at once. Processes are not its concern: each
+ends with the one that started it (`core/supervise.py`).
 """
 
 import asyncio

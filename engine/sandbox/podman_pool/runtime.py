@@ -210,8 +210,8 @@ class PodmanPoolRuntime:
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 way = await self._open_way(running, host, plan)
-                await host.api.call("POST", "/containers/create", body=containers.task(self._shape, plan))
-                await host.api.call("POST", f"/containers/{plan.name}/start")
+                await _make(host.api, containers.task(self._shape, plan))
+                await _begin(host.api, plan.name)
                 if not await way.settle():
                     raise SandboxError(f"the relay of {spec.name} does not answer: {way.lost or 'it is silent'}")
         except BaseException as error:
@@ -239,12 +239,12 @@ class PodmanPoolRuntime:
     async def _open_way(self, running: "_Running", host: Host, plan: containers.Plan) -> Way:
         """Make the relay; its stream is joined before it starts, so that it ends with the stream from the beginning."""
         relay = f"{plan.name}-relay"
-        await host.api.call("POST", "/containers/create", body=containers.relay(self._shape, plan))
+        await _make(host.api, containers.relay(self._shape, plan))
         query = {"stream": "true", "stdin": "true", "stdout": "true", "stderr": "true"}
         stream = await host.api.hijack(f"/containers/{relay}/attach", query, None)
         way = Way(plan.spec.name, running.folder, self._shape.lease_s, stream)
         try:
-            await host.api.call("POST", f"/containers/{relay}/start")
+            await _begin(host.api, relay)
             if not await way.settle():
                 raise SandboxError(f"the relay of {plan.spec.name} does not start: {way.lost or 'it is silent'}")
         except BaseException:
@@ -331,6 +331,15 @@ class _Running:
             self._stack.close()
         if problems:
             raise SandboxError("; ".join(problems))
+
+
+async def _make(api: Api, body: Mapping[str, Any]) -> None:
+    """To its end, whoever loses patience: a container that the host makes after it was removed would stay."""
+    await to_the_end(api.call("POST", "/containers/create", body=body))
+
+
+async def _begin(api: Api, container: str) -> None:
+    await to_the_end(api.call("POST", f"/containers/{container}/start"))
 
 
 async def _undo(host: Host, name: str, way: Way | None) -> None:
