@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from pool_cases import Service, make_pool, problem, services
+from pool_services import Service, make_pool, problem, services
 from sandbox_cases import ROOT, WORKDIR, processes_with, python, shell, specification
 from test_sandbox_conformance import (  # noqa: F401
     test_a_cancelled_command_is_killed,

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from pool_cases import Service, make_pool, problem, services
+from pool_services import Service, make_pool, problem, services
 from sandbox_cases import ROOT, WORKDIR, processes_with, shell, specification
 
 from engine.core.errors import SandboxError
@@ -126,7 +126,7 @@ async def test_only_where_no_host_answers_nothing_is_made(
 
 CRASHING = """
 import asyncio, json, os, sys
-from pool_cases import make_pool
+from pool_services import make_pool
 from sandbox_cases import shell, specification
 from engine.sandbox.images import DebianImageStore
 

@@ -61,7 +61,9 @@ class PodmanPoolRuntime:
         probe_s: float,
         lost_after_s: float,
         lease_s: float,
+        network: Mapping[str, Sequence[str]],
     ) -> None:
+        self.network = network  # of images that are built here; lists of phases are refused (`capabilities`)
         self.disk_mb, self.pids = disk_mb, pids
         self.require_limits = require_limits
         self._hosts, self._start_timeout_s = tuple(hosts), start_timeout_s
@@ -79,7 +81,11 @@ class PodmanPoolRuntime:
     def capabilities(self) -> Capabilities:
         """A container's layer is limited by the quota of an XFS file system alone."""
         return Capabilities(
-            warm_start=False, process_limit=True, disk_limit=self._shape.storage == "quota", by_hand=False
+            warm_start=False,
+            process_limit=True,
+            disk_limit=self._shape.storage == "quota",
+            by_hand=False,
+            network_by_phase=False,
         )
 
     # ------------------------------------------------------------ the SandboxRuntime of contracts.py

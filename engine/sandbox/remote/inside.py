@@ -254,14 +254,14 @@ class RemoteSandbox:
         raise SandboxError(f"{self.place.kind} cannot be left running")
 
     async def phase(self, name: Phase) -> None:
-        """Nothing changes: in every phase a pod reaches its relay alone (`Capabilities.network_by_phase`)."""
+        """Nothing changes: in every phase its relay is all that it reaches (`Capabilities.network_by_phase`)."""
 
     def denied(self) -> Sequence[str]:
         """What was tried in vain since the last call, where its place hears of that."""
         return self.place.denied()
 
     def reached(self) -> Sequence[str]:
-        """Nothing: a pod reaches its relay alone."""
+        """Nothing: its relay is all that it reaches."""
         return ()
 
     # ------------------------------------------------------------ the end

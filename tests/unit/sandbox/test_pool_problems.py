@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from pool_settings import settings
+from pool_services import settings
 
 from engine.core.errors import ConfigError
 from engine.sandbox.podman_pool.addresses import Address, parse
