@@ -65,7 +65,12 @@ def _upload(place: Place, request: dict[str, Any], given: IO[bytes], _told: IO[b
 
 
 def _download(place: Place, request: dict[str, Any], _given: IO[bytes], told: IO[bytes]) -> None:
-    folder = files.open_folder(place.room, request["source"])
+    try:
+        folder = files.open_folder(place.room, request["source"])
+    except files.NoFolder:  # what the agent took away, or put a link in the place of, holds nothing
+        with tempfile.TemporaryDirectory(dir=place.stage) as nothing:
+            archive.pack_tree(Path(nothing), told)
+        return
     try:
         archive.pack(folder, told)
     finally:
