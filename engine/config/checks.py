@@ -10,7 +10,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from engine.config import harness_checks
+from engine.config import harness_checks, network_checks
 from engine.core.errors import ConfigError, ConfigErrors
 
 Config = Mapping[str, Any]
@@ -325,6 +325,7 @@ RULES: tuple[Rule, ...] = (
     _warm_start_has_demonstrations,
     _harnesses_know_their_names,
     *harness_checks.RULES,
+    *network_checks.RULES,
     _goals_leave_room,
     _pool_has_what_the_job_takes,
     _selection_can_keep_tasks,

@@ -29,6 +29,7 @@ from engine.core.specs import (
     Launch,
     ModelInfo,
     Mount,
+    Phase,
     SandboxSpec,
     WarmStart,
 )
@@ -104,6 +105,8 @@ class Sandbox(Protocol):
     async def download(self, source: str, target: Path) -> None:
         """Copy a sandbox folder's contents into a new host folder, links kept as links and never followed.
 
+        A folder that the sandbox's processes took away holds nothing: no agent may lose its sandbox that way.
+
         Runs nothing inside the sandbox, so it is right to call after `kill`."""
         ...
 
@@ -115,13 +118,23 @@ class Sandbox(Protocol):
         """A listening socket on 127.0.0.1:port *inside* the sandbox's network namespace, served by the caller."""
         ...
 
+    async def phase(self, name: Phase) -> None:
+        """Enter another phase of a trial: every connection that leaves the sandbox is cut, also to what both phases
+        may reach, and from the next command on it reaches what the new one's list allows."""
+        ...
+
     def denied(self) -> Sequence[str]:
         """Names (`pypi.org`) and addresses (`10.0.0.1:443`) that its processes tried in vain to reach since the last
         call, each once; also after `kill`."""
         ...
 
+    def reached(self) -> Sequence[str]:
+        """What its processes reached beyond it since the last call, as text (`pypi.org:443 (3 connections, …)`): of
+        phases that are over, as all are after `kill`."""
+        ...
+
     async def kill(self) -> int:
-        """Kill every process of the sandbox; returns how many outlived the last command. Files stay.
+        """Kill every process of the sandbox, cut its network; returns how many outlived the last command. Files stay.
 
         Of a lasting sandbox the first process lives on: nothing of anybody's runs, but commands can be started."""
         ...

@@ -2,19 +2,26 @@
 
 Invariant: `apply_patch(difference(base, after), base)` gives the files of `after`, byte for byte. No version-control
 program is run and no link is followed. Refuses paths that are absolute, climb (`..`), enter a `.git` folder, are not
-UTF-8 or pass through a link, and changes whose `before` is not what the tree holds: `PatchError`.
+UTF-8, hold the end of a line or pass through a link, and changes whose `before` is not what the tree holds:
+`PatchError`.
 """
 
 import difflib
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from engine.core.errors import PatchError
 from engine.core.records import FileChange, Patch
+
+_ENDS_A_LINE = "\n\r"
+"""In a name they would make other lines of a diff, and of whatever else shows it."""
+_COMPARED = 25_000_000
+"""Lines of one side times those of the other up to which they are compared line by line: whoever chooses both can make
+that last for hours."""
 
 
 def safe_path(path: str) -> str:
@@ -22,6 +29,8 @@ def safe_path(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not path or path != str(PurePosixPath(path)) or "\0" in path or path.startswith("/") or path == ".":
         raise PatchError(f"patch path {path!r} is not a plain relative path")
+    if any(character in path for character in _ENDS_A_LINE):
+        raise PatchError(f"patch path {path!r} holds the end of a line")
     try:
         path.encode()
     except UnicodeEncodeError as error:
@@ -102,10 +111,26 @@ def render(change: FileChange) -> str:
         return f"Binary file {change.path} differs\n"
     before = "/dev/null" if change.before is None else f"a/{change.path}"
     after = "/dev/null" if change.after is None else f"b/{change.path}"
-    lines = list(difflib.unified_diff(old, new, before, after))
+    compare = difflib.unified_diff if len(old) * len(new) <= _COMPARED else _replaced
+    lines = list(compare(old, new, before, after))
     if not lines:
         lines = [f"--- {before}\n", f"+++ {after}\n"]
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
+
+
+def _replaced(old: list[str], new: list[str], before: str, after: str) -> Iterator[str]:
+    """A diff that takes one side for the other but for what both begin and end with."""
+    same = range(min(len(old), len(new)))
+    head = next((number for number in same if old[number] != new[number]), len(same))
+    tail = next((number for number in same[: len(same) - head] if old[~number] != new[~number]), len(same) - head)
+    gone, come = old[head : len(old) - tail], new[head : len(new) - tail]
+    if not gone and not come:
+        return
+    yield from (f"--- {before}\n", f"+++ {after}\n")
+    places = (f"{head + bool(lines)},{len(lines)}" for lines in (gone, come))
+    yield "@@ -{} +{} @@\n".format(*places)
+    yield from (f"-{line}" for line in gone)
+    yield from (f"+{line}" for line in come)
 
 
 def _lines(data: bytes | None) -> list[str]:

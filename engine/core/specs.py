@@ -6,6 +6,10 @@ Frozen and keyword-only, as the records are; standard library only.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Literal
+
+_NEWER = ("npm", "reference")
+"""Fields of an ImageSpec that are shown only where they are used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +26,13 @@ class ImageSpec:
     """Pinned requirements; with a suite they go into the virtual environment `/opt/venv` of the root."""
     npm: tuple[str, ...] = ()
     """Pinned npm packages (`name@version`), in `node_modules` of a plain folder."""
+    reference: str | None = None
+    """Image of a registry that is the root (`HOST/PATH@sha256:…`, or a tag, which is resolved once and for all when it
+    is first pulled), with nothing else beside it; None: a root or folder that is built here."""
 
     def __repr__(self) -> str:
         # Fingerprints of tasks and warm starts are made of it: a kind of package that is not used changes none.
-        shown = (each.name for each in fields(self) if each.name != "npm" or self.npm)
+        shown = (each.name for each in fields(self) if each.name not in _NEWER or getattr(self, each.name))
         return f"ImageSpec({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
@@ -56,6 +63,10 @@ class Mount:
     target: str
 
 
+Phase = Literal["setup", "agent", "grade"]
+"""What a sandbox is at, and so what its network lets it reach."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SandboxSpec:
     """What a sandbox must be; the same for every runtime."""
@@ -76,6 +87,8 @@ class SandboxSpec:
     work_s: float | None = None
     """Seconds that its commands may take together; a runtime ends it some time after these. None: a person may stay in
     it, for as long as the runtime lets one."""
+    phase: Phase | None = None
+    """The phase that it begins in; None: it reaches nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +104,8 @@ class Capabilities:
     agent could have its trial excluded by filling the disk."""
     by_hand: bool
     """A person can work in its sandboxes (`attach`), and one can be left running (`leave`)."""
+    network_by_phase: bool
+    """What its sandboxes reach can be another thing in each phase of a trial."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""Notes what the agent tried to reach beyond its proxy. The sandbox's network holds it back, whatever stands here.
+"""Notes what the agent tried to reach beyond its proxy, and what a list let it reach. The sandbox's network holds it
+back, whatever stands here.
 
 Invariant: nothing is changed. What a harness asks for by itself (telemetry, updates) is not the agent's doing, and is
 named by the configuration.
@@ -31,9 +32,12 @@ class DeniedEgress(Stage):
         self.ignored = ignored
 
     async def settle(self, task: Task, sandbox: Sandbox, outlived: int) -> Sequence[Finding]:
-        """One finding that names the first of them."""
+        """One finding that names the first of them, and one of what `sandbox.network.agent` let through."""
+        reached = [*sandbox.reached()]
+        let = f"reached {first(reached, _NAMED)}, which sandbox.network.agent allows"
+        found = (Finding(stage=NAME, phase="agent", detail=let),) if reached else ()
         tried = [one for one in sandbox.denied() if not any(fnmatchcase(one, pattern) for pattern in self.ignored)]
         if not tried:
-            return ()
+            return found
         detail = f"tried to reach {first(tried, _NAMED)}"
-        return (Finding(stage=NAME, phase="agent", detail=detail),)
+        return (*found, Finding(stage=NAME, phase="agent", detail=detail))

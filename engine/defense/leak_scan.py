@@ -5,8 +5,10 @@ there. It looks in the task's image and in what the harness brings along.
     an archive    a wheel, source distribution or the like that names the package, or holds its files
     equal         a file, anywhere and of any name, whose contents are those that the fix brings about
     alike         a file of a changed file's name that shares most of its lines: another release, vendored or left over
+    history       a repository, pack, bundle or dump: what states it can give back is not asked, so it may be any
 
-A copy whose changed files are the repository's own shows nothing new, and is none of these but the second.
+A copy whose changed files are the repository's own shows nothing new, and is none of these but the second or the last.
+In the repository itself it looks for what is equal to a changed file after the fix, also in archives.
 
 Invariant: a root is read on the host and nothing of it is run or followed; it is walked once, and each task once for
 it. What cannot be read is no proof of anything, so it is refused as well: EnvironmentFailure, or a finding
@@ -31,6 +33,7 @@ from engine.core.contracts import Mode
 from engine.core.errors import EnvironmentFailure
 from engine.core.patch import walk_files
 from engine.core.records import Finding, Task
+from engine.defense.history import find_history
 from engine.defense.stage import Stage
 from engine.defense.target import Target, digest, normal, target_of
 
@@ -45,6 +48,8 @@ _NO_ARCHIVE = (
 )
 _READ_BYTES = 4 << 20
 """Of a source file, and of one in an archive: larger ones are none."""
+_CODE = (".py", ".pyc", ".pyi", ".js", ".so")
+"""Most of an image; to ask each of these files what it is would take as long as all else."""
 _IMAGES = 8
 """Images whose contents are kept in mind, the latest ones."""
 _ANSWERS = 4096
@@ -60,6 +65,7 @@ class _Image:
     archives: list[str] = field(default_factory=list)
     by_size: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     by_name: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    histories: Sequence[str] = ()
 
 
 class LeakScan(Stage):
@@ -79,6 +85,30 @@ class LeakScan(Stage):
         self._lock = threading.Lock()
         self._images: OrderedDict[Path, _Image] = OrderedDict()
         self._answers: OrderedDict[tuple[Path, str], Sequence[str]] = OrderedDict()
+
+    async def setup(self, task: Task, tree: Path) -> Sequence[Finding]:
+        """Look for the fix in the tree itself, where a build may have left it. Raises EnvironmentFailure."""
+        leaks = await asyncio.to_thread(self._left, task, tree)
+        if leaks and self.mode == "enforce":
+            raise EnvironmentFailure(f"the repository of task {task.id} shows the agent the fix ({leaks[0]})")
+        return (self.finding("setup", "the repository holds the fix", leaks),) if leaks else ()
+
+    def _left(self, task: Task, tree: Path) -> list[str]:
+        """Files of the tree whose contents are those that a file is to be changed to, and archives that hold such."""
+        changed = task.reference.changes if task.reference is not None else ()
+        wanted = {digest(one.after) for one in changed if one.before is not None and one.after is not None}
+        secret = {found for found in wanted if found[0] >= self.min_bytes}
+        sizes, names = {size for size, _ in secret}, {PurePosixPath(change.path).name for change in changed}
+        found = []
+        for path, info in walk_files(tree) if secret else ():
+            if not S_ISREG(info.st_mode):
+                continue
+            same = info.st_size in sizes and digest((tree / path).read_bytes()) in secret
+            if same or (
+                _ARCHIVE.search(path) and any(digest(held) in secret for _, held in _members(tree / path, names))
+            ):
+                found.append(path)
+        return found
 
     async def inspect(self, task: Task, root: Path) -> Sequence[Finding]:
         """Look for the task's target in what the agent will see. Raises EnvironmentFailure."""
@@ -115,6 +145,7 @@ class LeakScan(Stage):
         known = {_folder(path) for path in installed if _is_base(image, _folder(path), target)}
         installed |= {path for project in target.projects for path in image.projects.get(project, ())}
         yield from (f"{path} is installed" for path in installed if _folder(path) not in known)
+        yield from (f"{path} holds history" for path in image.histories)
         for path in image.archives:
             if _released(path) & target.projects or self._holds(image.root / path, target):
                 yield f"{path} is an archive of it"
@@ -136,8 +167,9 @@ class LeakScan(Stage):
 
 def _read(root: Path) -> _Image:
     """Walk an image once. Raises OSError for a folder that cannot be read, or is not there."""
-    image = _Image(root=root)
-    for path, info in walk_files(root):
+    walked = walk_files(root)
+    image = _Image(root=root, histories=find_history(root, walked, _CODE))
+    for path, info in walked:
         parts = path.split("/")
         for number, part in enumerate(parts[1:], start=1):
             if parts[number - 1] in _SITES:

@@ -1,9 +1,9 @@
 """Makes the patch: the tree that the agent left is compared with the base, file by file, by contents.
 
 Invariant: version control is never asked (an agent owns its `.git`), no link is followed, nothing is run. Only text
-enters a patch; links, special files, other names of one file (hard links), binary or oversized contents and names that
-are not UTF-8 are refused, each with a finding, and what the base holds there stays. By-products of running Python are
-dropped without a word.
+enters a patch, in UTF-8 or, where the base has it so, in an encoding of its own; links, special files, other names of
+one file (hard links), binary or oversized contents and names that are not UTF-8 are refused, each with a finding, and
+what the base holds there stays. By-products of running Python are dropped without a word.
 """
 
 import os
@@ -15,12 +15,16 @@ from engine.core.contracts import Mode
 from engine.core.errors import PatchError
 from engine.core.patch import difference, read_tree, safe_path, under, walk_files, without
 from engine.core.records import Finding, Patch, Task
-from engine.defense.history import is_history
+from engine.defense.history import find_history
 from engine.defense.stage import Stage, printable
 
 NAME = "patch_by_contents"
 MAX_FILE_BYTES = 4 << 20
 """A single file beyond this is refused."""
+MAX_TAKEN_BYTES = 64 << 20
+"""All contents that are new beyond this are refused: they are held in memory."""
+_FILE_BYTES = 256
+"""What a changed file costs of a patch's bound beside its contents: a name, and a file where it is graded."""
 _BYPRODUCTS = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox"})
 _BYPRODUCT_SUFFIXES = (".pyc", ".pyo")
 
@@ -29,13 +33,18 @@ def make_patch(base: Path, tree: Path, beside: Sequence[str] = ()) -> tuple[Patc
     """What turns `base` into `tree` (both host folders), and what was refused. `beside`: paths in them that are carried
     as artefacts, and so are no part of a patch."""
     held_before = {path: held for path, held in read_tree(base).items() if not under(path, beside)}
-    before = {path: held for path, held in held_before.items() if not is_history(path)}
+    history = find_history(base, walk_files(base))
+    before = {path: held for path, held in held_before.items() if not under(path, history) and _may_hold(path)}
     after: dict[str, tuple[bytes, bool]] = {}
     refused: dict[str, list[str]] = {}
+    taken = 0
     for path, info in walk_files(tree):
         if under(path, (*beside, ".git")) or (path not in before and (path in held_before or _is_byproduct(path))):
             continue  # the engine's own repository, history that was left to it, and what running Python leaves behind
         reason, held = _take(tree / path, path, info, before)
+        taken += len(held[0]) if held is not None and held is not before.get(path) else 0
+        if taken > MAX_TAKEN_BYTES and held is not None and path not in before:
+            reason, held = f"beyond {MAX_TAKEN_BYTES >> 20} MiB of new contents", None
         if reason:
             refused.setdefault(reason, []).append(path)
         if held is not None:
@@ -53,9 +62,7 @@ def _take(
     """(why it is refused, or an empty text; contents and mode where they are taken)."""
     if not stat.S_ISREG(info.st_mode):
         return "a link" if stat.S_ISLNK(info.st_mode) else "a special file", None
-    try:
-        safe_path(path)
-    except PatchError:
+    if not _may_hold(path):
         return "a name that a patch may not hold", None
     if info.st_nlink > 1:
         return "a file with several names", None
@@ -64,9 +71,18 @@ def _take(
     data, executable = file.read_bytes(), bool(info.st_mode & stat.S_IXUSR)
     if path in before and before[path][0] == data:
         return "", before[path]
-    if not is_text(data):
+    if not is_text(data) and not _own_encoding(data, before.get(path)):
         return "not text", None
     return "", (data, executable)
+
+
+def _may_hold(path: str) -> bool:
+    """Whether a patch can say anything of this path."""
+    try:
+        safe_path(path)
+    except PatchError:
+        return False
+    return True
 
 
 def is_text(data: bytes) -> bool:
@@ -78,6 +94,11 @@ def is_text(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _own_encoding(data: bytes, before: tuple[bytes, bool] | None) -> bool:
+    """Whether it is a change to a text of the base that is in another encoding than UTF-8."""
+    return before is not None and not is_text(before[0]) and b"\0" not in before[0] and b"\0" not in data
 
 
 def _is_byproduct(path: str) -> bool:
@@ -113,10 +134,12 @@ class PatchByContents(Stage):
         self.max_patch_kb = max_patch_kb
 
     def extract(self, task: Task, tree: Path, patch: Patch) -> tuple[Patch, Sequence[Finding]]:
-        """Leave out the largest contents while the patch is over its bound: data and logs, not fixes."""
-        sizes = {change.path: len(change.after or b"") for change in patch.changes}
+        """Leave out contents while the patch is over its bound, new files before changed ones and large before small:
+        data and logs, not fixes."""
+        sizes = {change.path: _FILE_BYTES + len(change.after or b"") for change in patch.changes}
+        new = {change.path for change in patch.changes if change.before is None}
         total, dropped = sum(sizes.values()), list[str]()
-        for path in sorted(sizes, key=lambda path: (sizes[path], path), reverse=True):
+        for path in sorted(sizes, key=lambda path: (path in new, sizes[path], path), reverse=True):
             if total <= self.max_patch_kb << 10:
                 break
             dropped.append(path)

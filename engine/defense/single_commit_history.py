@@ -21,7 +21,7 @@ from engine.core.contracts import Mode
 from engine.core.errors import EnvironmentFailure
 from engine.core.patch import walk_files
 from engine.core.records import Finding, Patch, Task
-from engine.defense.history import is_history
+from engine.defense.history import find_history
 from engine.defense.stage import Stage, printable
 
 NAME = "single_commit_history"
@@ -164,15 +164,9 @@ def _mode(path: Path) -> int:
         return 0
 
 
-def _find_history(tree: Path) -> list[str]:
+def _find_history(tree: Path) -> tuple[str, ...]:
     """Paths of all version control data below a host tree."""
-    found = {
-        next("/".join(parts[: i + 1]) for i in range(len(parts)) if is_history(parts[i]))
-        for path, _ in walk_files(tree)
-        if is_history(path)
-        for parts in [path.split("/")]
-    }
-    return sorted(found)
+    return find_history(tree, walk_files(tree))
 
 
 def _remove(tree: Path, paths: Sequence[str]) -> None:

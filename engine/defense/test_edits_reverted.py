@@ -48,9 +48,16 @@ class TestEditsReverted(Stage):
             return "an edit of the tests"
         if name in self.names or name.endswith(tuple(self.suffixes)):
             return "a file that steers pytest or the interpreter by its name"
-        if _pytest_section(name, change.before) != _pytest_section(name, change.after):
+        if _sections_differ(name, change):
             return "an edit of pytest's configuration"
         return ""
+
+
+def _sections_differ(name: str, change: FileChange) -> bool:
+    try:
+        return _pytest_section(name, change.before) != _pytest_section(name, change.after)
+    except RecursionError:
+        return True  # so deep that nothing reads it
 
 
 def _pytest_section(name: str, contents: bytes | None) -> object:

@@ -114,7 +114,7 @@ def json_lines(stdout: bytes) -> list[dict[str, Any]]:
     for line in stdout.splitlines():
         try:
             content = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(content, dict):
             found.append(content)
@@ -128,7 +128,7 @@ def last_json(stdout: bytes) -> dict[str, Any]:
 
 def one_line(text: object) -> str:
     """What a program said, short enough for a reason; empty when it is no text."""
-    return " ".join(text.split())[:500] if isinstance(text, str) else ""
+    return endings.one_line(text)
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:

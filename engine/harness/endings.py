@@ -49,10 +49,15 @@ def _words(report: bytes | None) -> str:
     """The report's error text on one line; empty when there is none, or none that can be read."""
     try:
         content = json.loads(report or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     error = content.get("error", "") if isinstance(content, dict) else ""
-    return " ".join(error.split())[:500] if isinstance(error, str) else ""
+    return one_line(error)
+
+
+def one_line(text: object) -> str:
+    """What a program said, short enough for a reason and fit to be stored; empty when it is no text."""
+    return " ".join(text.split())[:500].encode("utf-8", "replace").decode() if isinstance(text, str) else ""
 
 
 def last_line(stderr: bytes) -> str:

@@ -34,6 +34,8 @@ class Figure:
     y_axis: Mapping[str, Any]
     """Settings of Plotly's y axis beside its title."""
     x_title: str = "optimisation step"
+    x_names: Sequence[str] = ()
+    """What 1, 2, … of the x axis stand for; empty: for numbers."""
 
     @property
     def empty(self) -> bool:

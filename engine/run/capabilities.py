@@ -5,10 +5,11 @@ asked for, never left out in silence: a limit that is not kept lets one trial di
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from engine.config.built import Built
 from engine.core.errors import ConfigError
+from engine.core.specs import Phase
 
 
 def unmet(built: Built) -> list[ConfigError]:
@@ -19,16 +20,26 @@ def unmet(built: Built) -> list[ConfigError]:
         found += _warm_starts(config)
     if not able.by_hand:
         found += _by_hand(config)
+    if not able.network_by_phase:
+        found += _phases(config)
     if _of(config, "sandbox").get("require_limits", True):
         if not able.process_limit:
             found += _limits(config, "pids", "processes of a sandbox are not counted by themselves", _COUNT)
         if not able.disk_limit:
-            found += _limits(config, "disk_mb", "who fills the disk is evicted, and its trial excluded", _MEASURE)
+            found += _limits(
+                config,
+                "disk_mb",
+                "who fills the disk ends or disturbs others, and a trial could be excluded by it",
+                _MEASURE,
+            )
     return [*found, *_deadlines(config)]
 
 
 _COUNT = "set sandbox.user_namespaces=true, or sandbox.require_limits=false where the kubelet's podPidsLimit will do"
-_MEASURE = "set sandbox.storage to tmpfs or volume, or sandbox.require_limits=false"
+_MEASURE = (
+    "set sandbox.storage to one that limits it (kubernetes: tmpfs or volume; podman_pool: quota), or "
+    "sandbox.require_limits=false"
+)
 
 
 def _warm_starts(config: Mapping[str, Any]) -> Iterator[ConfigError]:
@@ -38,6 +49,15 @@ def _warm_starts(config: Mapping[str, Any]) -> Iterator[ConfigError]:
         if settings.get("start") == "warm":
             problem = f"no process can be forked into a sandbox of {_of(config, 'sandbox')['_target_']}"
             yield ConfigError(f"{key}.start", "warm", problem, f"set {key}.start=cold")
+
+
+def _phases(config: Mapping[str, Any]) -> Iterator[ConfigError]:
+    for phase in get_args(Phase):
+        wanted = _of(_of(config, "sandbox"), "network").get(phase)
+        if wanted:
+            problem = f"the network of a sandbox of {_of(config, 'sandbox')['_target_']} is the same in every phase"
+            way_out = "leave it empty, or use sandboxes of this machine (sandbox=bubblewrap)"
+            yield ConfigError(f"sandbox.network.{phase}", list(wanted), problem, way_out)
 
 
 def _by_hand(config: Mapping[str, Any]) -> Iterator[ConfigError]:

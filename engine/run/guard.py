@@ -1,5 +1,7 @@
 """Says loudly where not every defence of a run enforces: its rewards may then be cheated for.
 
+So does a network that lets an agent, or what grades it, reach more than its model.
+
 Invariant: reads a validated configuration alone. A defence's strongest mode is the first that its schema names; one of
 this project's that is in no list of stages counts as off.
 """
@@ -8,22 +10,28 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from engine.config.network_checks import lists
 from engine.config.schemas import load_registry
 
 _OWN = "engine.defense."
 
 
 def warning(config: Mapping[str, Any]) -> str:
-    """One line; empty where every defence enforces, or does all it can."""
+    """One line a warning; empty where every defence enforces, or does all it can, and nothing is reached."""
     weak = [f"{name} {mode}" for name, mode in _weak(config)]
-    return f"WARNING: not every defence enforces ({', '.join(weak)}): rewards can be cheated for" if weak else ""
+    lines = [f"WARNING: not every defence enforces ({', '.join(weak)}): rewards can be cheated for"] if weak else []
+    reached = lists(config)
+    for phase, what in (("agent", "fixes can be fetched"), ("grade", "verdicts can depend on the network")):
+        if places := reached.get(phase):
+            lines.append(f"WARNING: sandbox.network.{phase} lets through {', '.join(places)}: {what}")
+    return "\n".join(lines)
 
 
 def warn(config: Mapping[str, Any]) -> None:
     """Say it on standard error."""
-    line = warning(config)
-    if line:
-        print(line, file=sys.stderr, flush=True)
+    lines = warning(config)
+    if lines:
+        print(lines, file=sys.stderr, flush=True)
 
 
 def _weak(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -14,21 +14,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
 from engine.config.built import Built
 from engine.core.contracts import Defense, Harness, ImageStore, Proxy, Sandbox, SandboxRuntime, Session, Verifier
 from engine.core.errors import EnvironmentFailure, HarnessError, SandboxError
-from engine.core.records import Exchange, Finding, Patch, Scored, Task, Termination, Trajectory, Trial
+from engine.core.naming import first
+from engine.core.records import Exchange, Finding, Patch, Scored, Task, Termination, Trajectory, Trial, Verdict
 from engine.core.specs import Mount, SandboxSpec
 from engine.defense.artifacts import artifacts_within, take_artifacts
 from engine.defense.patch_by_contents import make_patch
+from engine.run.control import confirmed
 
 PORT = 8080
 """Port on the sandbox's own loopback where the harness finds its model."""
 REPORT_LIMIT = 1 << 20
 """Bytes of the harness's report that are read."""
+_NAMED = 10
+"""Places that a finding names."""
 BY_HAND = "none"
 """Name of no harness: a visitor works in the sandbox in place of an agent."""
 
@@ -240,10 +245,17 @@ async def _set_up(trial: Trial, mounts: tuple[Mount, ...], shop: Workshop, folde
             disk_mb=shop.disk_mb,
             lasting=shop.visitor is not None and shop.visitor.lasting,
             work_s=None if shop.visitor is not None and shop.visitor.stays else task.agent_timeout_s,
+            phase="setup",
         )
     )
     try:
         await sandbox.upload(staged, task.workdir)
+        await sandbox.phase("agent")
+        for kind, places in (("tried to reach", sandbox.denied()), ("reached", sandbox.reached())):
+            if places:
+                notes.findings.append(
+                    Finding(stage="sandbox", phase="setup", detail=f"setup {kind} {first(places, _NAMED)}")
+                )
     except BaseException:
         await asyncio.shield(sandbox.stop())
         raise
@@ -324,9 +336,14 @@ def _reconcile(
 
 async def _grade_phase(trajectory: Trajectory, patch: Patch, shop: Workshop, notes: _Notes) -> Scored:
     trial = trajectory.trial
+
+    async def grade(judged: Patch, name: str) -> Verdict:
+        return await shop.verifier.grade(trial.task, judged, shop.sandboxes, shop.images, f"{trial.key}-{name}")
+
     try:
         with notes.stage("grade"):
-            verdict = await shop.verifier.grade(trial.task, patch, shop.sandboxes, shop.images, f"{trial.key}-grade")
+            verdict = await grade(patch, "grade")
+            verdict = await confirmed(trial.task, verdict, partial(grade, name="control"))
     except EnvironmentFailure as failure:
         broken = replace(trajectory, termination=Termination.GRADER_FAILED, reason=str(failure))
         return Scored(trajectory=broken, verdict=None)

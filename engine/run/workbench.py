@@ -6,12 +6,13 @@ before anything starts.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config.built import Built
+from engine.config.network_checks import lists
 from engine.core.contracts import ImageStore, Say
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.specs import ImageSpec, ModelInfo
@@ -46,6 +47,11 @@ def images_needed(built: Built) -> dict[str, ImageSpec]:
     for name, harness in built.harnesses.items():
         needed[f"harnesses.{name} (runtime)"] = harness.runtime()
     return needed
+
+
+def build_reach(built: Built) -> Sequence[str]:
+    """What building an image may reach beside this machine's own sources of packages."""
+    return tuple(lists(built.config).get("build", ()))
 
 
 def check_machine(built: Built, images: ImageStore, *, model: bool = True) -> None:

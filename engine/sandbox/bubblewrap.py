@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from engine.core.processes import end
 from engine.core.specs import SandboxSpec
 from engine.core.threads import in_thread
 from engine.sandbox.cgroups import Cgroup, Limits
-from engine.sandbox.inside import ContainedSandbox, Parts
+from engine.sandbox.inside import ContainedSandbox
 from engine.sandbox.lifetime import Allowance
 from engine.sandbox.local import LocalRuntime, Settings
+from engine.sandbox.parts import Parts
 from engine.sandbox.rooms import Record, Room, Storage, dismantle
 from engine.sandbox.tools import find
 
@@ -48,6 +50,7 @@ class BubblewrapRuntime(LocalRuntime):
         require_limits: bool,
         grace_s: float,
         keep_s: float,
+        network: Mapping[str, Sequence[str]],
     ) -> None:
         settings = Settings(
             uid=uid,
@@ -55,6 +58,7 @@ class BubblewrapRuntime(LocalRuntime):
             output_limit_bytes=output_limit_bytes,
             require_limits=require_limits,
             allowance=Allowance(grace_s=grace_s, keep_s=keep_s),
+            network=network,
         )
         super().__init__(settings, disk_mb=disk_mb, pids=pids)
         self._shm_mb = shm_mb
@@ -87,6 +91,8 @@ class BubblewrapRuntime(LocalRuntime):
                     warm=self._warm,
                     output_limit=self._settings.output_limit_bytes,
                     keep_s=self._settings.allowance.keep_s,
+                    network=self._settings.network,
+                    hosts=self._hosts,
                     remove=partial(self._remove, process, room),
                 )
             )

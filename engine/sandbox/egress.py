@@ -8,6 +8,7 @@ a name server; the kernel's bound on the socket's memory bounds what is kept (ab
 
 import ctypes
 import errno
+import fcntl
 import os
 import socket
 import struct
@@ -25,6 +26,7 @@ _SOL_PACKET, _IGNORE_OUTGOING, _ATTACH_FILTER = 263, 23, 26
 """Of linux/if_packet.h and asm/socket.h; on loopback each packet would be seen leaving and arriving."""
 _BACKLOG = 128
 _PACKET_BYTES = 600
+_NEW_NETWORK, _SET_FLAGS, _UP, _RUNNING = 0x40000000, 0x8914, 0x1, 0x40
 _LOOPBACK = 1
 """Index of `lo` in every network namespace."""
 _NEW_ROUTE, _ERROR = 24, 2
@@ -36,9 +38,14 @@ _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.EACCES, errno.ENODEV)
 class Egress:
     """Hears the attempts in one network namespace from the moment it is made."""
 
-    def __init__(self, namespace: int) -> None:
-        """`namespace`: a descriptor. Raises OSError where its routes or a packet socket cannot be had."""
-        self._heard = within(namespace, _listen)
+    def __init__(self, namespace: int | None) -> None:
+        """`namespace`: a descriptor; None: the one that this process is in. Raises OSError where its routes or a packet
+        socket cannot be had."""
+        self._heard = _listen() if namespace is None else within(namespace, _listen)
+
+    def fileno(self) -> int:
+        """Readable when something was heard."""
+        return self._heard.fileno()
 
     def attempts(self) -> list[str]:
         """What was tried since the last time, each once, in order (see `packets.attempt`)."""
@@ -58,13 +65,36 @@ class Egress:
 def within(namespace: int, work: Callable[[], T]) -> T:
     """Run `work` in another network namespace (a descriptor), by a thread of its own, which enters it and ends there.
     Raises the OSError that kept it from entering or ended `work`."""
+
+    def entered() -> T:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace, 0) < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return work()
+
+    return _apart(entered)
+
+
+def new_namespace() -> int:
+    """A descriptor of a new network namespace, whose loopback is up and which goes with its last descriptor and
+    process. Raises OSError."""
+
+    def unshared() -> int:
+        if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NETWORK) < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+            fcntl.ioctl(asked, _SET_FLAGS, struct.pack("16sh14x", b"lo", _UP | _RUNNING))
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+    return _apart(unshared)
+
+
+def _apart(work: Callable[[], T]) -> T:
+    """By a thread that ends there: none may go on in another namespace."""
     made: list[T] = []
     failed: list[OSError] = []
 
     def run() -> None:
         try:
-            if ctypes.CDLL(None, use_errno=True).setns(namespace, 0) < 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             made.append(work())
         except OSError as error:
             failed.append(error)

@@ -80,7 +80,7 @@ def become(request: dict, act: Callable[[dict], int]) -> None:  # type: ignore[t
         for group in request["groups"]:
             os.write(group, b"0")
         os.setsid()
-        _drop(request)
+        drop(request)
         os.chdir(request["cwd"])
         os.closerange(3, 1 << 16)
         if request.get("terminal"):  # so that its Ctrl-C reaches the command, and its end hangs the command up
@@ -116,7 +116,7 @@ def leave_keyring() -> None:
     _libc.syscall(_KEYCTL[os.uname().machine], _KEYCTL_JOIN_SESSION_KEYRING, None)
 
 
-def _drop(request: dict) -> None:  # type: ignore[type-arg]
+def drop(request: dict) -> None:  # type: ignore[type-arg]
     """Give up capabilities, identity, keyrings and the way back; modest limits."""
     leave_keyring()
     for capability in range(64):

@@ -18,6 +18,8 @@ from engine.core.errors import SandboxError
 
 MAX_DEPTH = 128
 """Folder levels that are copied; deeper ones hold nothing that a repository has."""
+MAX_PATH_BYTES = 2048
+"""Length of a path that is copied out: a longer one could not be named on the host, below a folder of its own."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
 
@@ -109,9 +111,22 @@ def upload(source: Path, root: Path, target: str, owner: Owner) -> None:
         os.close(inner)
 
 
+class NoFolder(SandboxError):
+    """A sandbox path on which something is missing, is no folder, or is a link."""
+
+
 def download(root: Path, source: str, target: Path) -> None:
-    """Copy the contents of a sandbox folder into a new host folder, owned by the caller."""
-    inner = _descend(root, parts(source), source, create=None)
+    """Copy the contents of a sandbox folder into a new host folder, owned by the caller.
+
+    One that the sandbox's processes took away, or put a link in the place of, holds nothing; where the root itself is
+    gone, it is lost with all else (SandboxError)."""
+    try:
+        inner = _descend(root, parts(source), source, create=None)
+    except NoFolder:
+        if not root.is_mount():
+            raise
+        target.mkdir(parents=True)
+        return
     try:
         target.mkdir(parents=True)
         outer = os.open(target, _FOLDER)
@@ -150,7 +165,8 @@ def _descend(root: Path, names: tuple[str, ...], path: str, create: Owner | None
         os.close(folder)
         is_link = error.errno in (errno.ELOOP, errno.ENOTDIR)
         reason = "a component is a link or no folder" if is_link else error.strerror
-        raise SandboxError(f"cannot open {path} in the sandbox: {reason}") from error
+        kind = NoFolder if is_link or error.errno == errno.ENOENT else SandboxError
+        raise kind(f"cannot open {path} in the sandbox: {reason}") from error
     return folder
 
 
@@ -172,6 +188,8 @@ class _Copy:
         self._seal(target, os.fstat(source))
 
     def _entry(self, name: str, source: int, target: int, where: tuple[str, ...]) -> None:
+        if not self._owner and len(os.fsencode("/".join((*where, name)))) > MAX_PATH_BYTES:
+            return
         mode = os.stat(name, dir_fd=source, follow_symlinks=False).st_mode
         if stat.S_ISLNK(mode):
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
@@ -222,7 +240,13 @@ class _Copy:
         if key not in self._linked:
             self._linked[key] = "/".join((*where, name))
             return False
-        os.link(self._linked[key], name, src_dir_fd=self._top, dst_dir_fd=target, follow_symlinks=False)
+        try:
+            os.link(self._linked[key], name, src_dir_fd=self._top, dst_dir_fd=target, follow_symlinks=False)
+        except OSError as error:
+            if error.errno != errno.EMLINK:
+                raise
+            self._linked[key] = "/".join((*where, name))  # the host allows fewer names of one file: begin a copy
+            return False
         return True
 
     def _seal(self, copy: int, status: os.stat_result) -> None:

@@ -13,22 +13,24 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.core.contracts import Talk
 from engine.core.errors import SandboxError
-from engine.core.specs import ExecResult, SandboxSpec, WarmStart
+from engine.core.specs import ExecResult, Phase, WarmStart
 from engine.core.threads import in_thread
 from engine.sandbox import files, seccomp
 from engine.sandbox.capture import Capture
-from engine.sandbox.cgroups import Cgroup, CommandGroup
+from engine.sandbox.cgroups import CommandGroup
 from engine.sandbox.commands import Entered, kill_command, memory_file, standard_input, start_cold
-from engine.sandbox.egress import Egress, listener, within
+from engine.sandbox.egress import within
 from engine.sandbox.endings import ended, exiting, wait_for_end
 from engine.sandbox.left import Left, note_left
+from engine.sandbox.network.openings import listener
+from engine.sandbox.network.phases import PhasedNetwork
+from engine.sandbox.parts import Parts
 from engine.sandbox.rooms import HOME, USER, Room
 from engine.sandbox.terminals import Terminal
 from engine.sandbox.warm import Place, WarmProcesses
@@ -45,26 +47,6 @@ _LAST_WORDS_S = 1.0
 """Between the end of a terminal's command and the end of what is read from it, whichever is first."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What a runtime hands over when it has started a sandbox."""
-
-    spec: SandboxSpec
-    room: Room
-    init: int
-    """Host process id of the first process."""
-    cgroup: Cgroup
-    owner: files.Owner
-    warm: WarmProcesses | None
-    """The runtime's; None: it has none."""
-    output_limit: int
-    """Bytes of each output stream that are kept."""
-    keep_s: float
-    """Seconds that it is kept when it is left running."""
-    remove: Callable[[], Coroutine[Any, Any, None]]
-    """Removes what the runtime made: container, mounts, files; called once, after the last process has ended."""
-
-
 class ContainedSandbox:
     """The Sandbox of contracts.py for runtimes of this machine."""
 
@@ -73,7 +55,7 @@ class ContainedSandbox:
         self._init = os.pidfd_open(parts.init)
         self._namespaces: dict[str, int] = {}
         self._stopping: asyncio.Task[None] | None = None
-        self._egress: Egress | None = None
+        self._network: PhasedNetwork | None = None
         self._left, self._over = False, ""
         try:
             for name in _NAMESPACES:
@@ -82,16 +64,11 @@ class ContainedSandbox:
             self._close_descriptors()
             raise SandboxError(f"sandbox {parts.spec.name} ended as it started") from error
         try:
-            self._egress = Egress(self._namespaces["net"])
+            self._network = PhasedNetwork(self._namespaces["net"], parts.network, parts.spec.phase, parts.hosts)
         except OSError as error:
             self._close_descriptors()
             problem = f"attempts to reach the network cannot be heard in {parts.spec.name}: {error.strerror}"
             raise SandboxError(problem) from error
-
-    @property
-    def name(self) -> str:
-        """The specification's."""
-        return self._parts.spec.name
 
     @property
     def room(self) -> Room:
@@ -115,7 +92,7 @@ class ContainedSandbox:
         Exit codes as a shell gives them: 127 not found, 126 not executable or no such `cwd`, 128+n killed by signal n.
         `environment` adds to the specification's; PATH and HOME are set where neither names them. Processes that it
         leaves in the background go on. `warm`: see contracts.py. Raises SandboxError when the sandbox is gone."""
-        self._require_life()
+        await self._ready()
         request = self._request(command, environment, cwd)
         if warm is not None:
             await self._warm().ready(warm, self._place(request))  # seconds, at first: may be cancelled
@@ -149,7 +126,7 @@ class ContainedSandbox:
 
     async def attach(self, command: Sequence[str], *, environment: Mapping[str, str], cwd: str, talk: Talk) -> int:
         """Run a command on a terminal of the sandbox's own; see contracts.py. Raises SandboxError as `exec`."""
-        self._require_life()
+        await self._ready()
         request = self._request(command, environment, cwd) | {"terminal": True}
         begun, terminal = time.monotonic(), Terminal(self._parts.init, self._parts.owner)
         group, status = self._parts.cgroup.command_group(), Capture(_STATUS_LIMIT, 0)
@@ -246,6 +223,8 @@ class ContainedSandbox:
             raise SandboxError(self._over or f"sandbox {name} ended while a command ran")
         if not timed_out and kind == "error":
             raise SandboxError(f"sandbox {name} cannot be entered: {text}")
+        if self._network is not None:
+            self._network.require()
         return ExecResult(
             exit_code=-1 if timed_out else int(text),
             stdout=outputs[0],
@@ -288,21 +267,44 @@ class ContainedSandbox:
     async def listen(self, port: int) -> socket.socket:
         """A listening socket on 127.0.0.1:port inside the sandbox, served by the caller, who closes it."""
         self._require_life()
+        work = partial(listener, socket.AF_INET, "127.0.0.1", port, shared=self.network.lists(port))
         try:
-            return await in_thread(within, self._namespaces["net"], partial(listener, port))
+            return await in_thread(within, self._namespaces["net"], work)
         except OSError as error:
             raise SandboxError(f"cannot listen on port {port} in {self._parts.spec.name}: {error.strerror}") from error
 
+    @property
+    def network(self) -> PhasedNetwork:
+        """What it reaches. Raises SandboxError when it is stopped."""
+        if self._network is None:
+            raise SandboxError(f"sandbox {self._parts.spec.name} is stopped: it has no network")
+        return self._network
+
+    async def phase(self, name: Phase) -> None:
+        """Cut every connection, then reach what this phase's list allows; see contracts.py. Raises SandboxError."""
+        self._require_life()
+        await _to_the_end(self.network.enter(name))
+
     def denied(self) -> Sequence[str]:
         """Names and addresses beyond it that its processes tried to reach since the last call; also after `kill`."""
-        return () if self._egress is None else self._egress.attempts()
+        return () if self._network is None else self._network.denied()
+
+    def reached(self) -> Sequence[str]:
+        """What its processes did reach beyond it, in phases that are over; see contracts.py."""
+        return () if self._network is None else self._network.reached()
 
     # ------------------------------------------------------------ the end
 
     async def kill(self) -> int:
         """Kill every process of the sandbox; returns how many outlived the last command. Files stay.
 
-        The first process of a lasting sandbox lives on."""
+        The first process of a lasting sandbox lives on; nothing is reached any more."""
+        left = await self._kill()
+        if self._network is not None:
+            await _to_the_end(self._network.enter(None))
+        return left
+
+    async def _kill(self) -> int:
         if not self._alive():
             return 0
         left = len(self._parts.cgroup.processes() - {self._parts.init})
@@ -338,13 +340,13 @@ class ContainedSandbox:
             self._stopping = asyncio.create_task(self._stop())
         await _to_the_end(_join(self._stopping))
 
-    async def expire(self, why: str) -> None:
-        """End it because its time is over: what it is asked for from now on is refused with `why`, files too, so that
-        no half of a trial is taken for a whole one. One that is being stopped, or was left, has no owner to hang."""
+    async def expire(self, granted: str) -> None:
+        """End it because its time is over, which was `granted`: what it is asked for from now on is refused, files too,
+        so that no half of a trial is taken for a whole one. One that is being stopped, or was left, is let be."""
         if self._stopping is not None or self._left or self._over:
             return
-        self._over = why
-        _log.warning("%s", why)
+        self._over = f"sandbox {self._parts.spec.name} was ended: its time was over ({granted})"
+        _log.warning("%s", self._over)
         if self._alive():
             signal.pidfd_send_signal(self._init, signal.SIGKILL)
             await wait_for_end(self._init, self._parts.spec.name)
@@ -361,11 +363,20 @@ class ContainedSandbox:
             await self.kill()
         except SandboxError as error:
             _log.warning("%s", error)
+        if self._network is not None:
+            await self._network.close()
         self._close_descriptors()
         try:
             await self._parts.remove()
         except (SandboxError, OSError) as error:
             _log.warning("sandbox %s is not wholly removed yet: %s", self._parts.spec.name, error)
+
+    async def _ready(self) -> None:
+        self._require_life()
+        try:
+            await self.network.ready()
+        except SandboxError as error:
+            raise SandboxError(f"sandbox {self._parts.spec.name}: {error}") from error
 
     def _alive(self) -> bool:
         return self._init >= 0 and not ended(self._init)
@@ -380,11 +391,11 @@ class ContainedSandbox:
                 os.close(descriptor)
         self._init = -1
         self._namespaces.clear()
-        egress, self._egress = self._egress, None
-        if egress is not None:
+        network, self._network = self._network, None
+        if network is not None:
             # The kernel then waits until all processors of the machine have taken note: nobody waits with it, and the
             # loop's end sees to it that it comes to its own.
-            asyncio.get_running_loop().run_in_executor(None, egress.close)
+            asyncio.get_running_loop().run_in_executor(None, network.forget)
 
 
 async def _to_the_end(work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:

@@ -9,7 +9,7 @@ import abc
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.core.contracts import ImageStore, Say
@@ -42,6 +42,8 @@ class Settings:
     require_limits: bool
     """Whether a machine that cannot keep a limit is refused."""
     allowance: Allowance
+    network: Mapping[str, Sequence[str]]
+    """Phase → what a sandbox reaches in it."""
 
 
 class LocalRuntime(abc.ABC):
@@ -51,12 +53,16 @@ class LocalRuntime(abc.ABC):
     """Name of the runtime in records and messages."""
     tools: tuple[tuple[str, str], ...]
     """Programs that it needs, each with its Debian package."""
-    capabilities = Capabilities(warm_start=True, process_limit=True, disk_limit=True, by_hand=True)
+    capabilities = Capabilities(
+        warm_start=True, process_limit=True, disk_limit=True, by_hand=True, network_by_phase=True
+    )
     """Where this machine cannot keep a limit, `problems` says so."""
 
     def __init__(self, settings: Settings, *, disk_mb: int, pids: int) -> None:
         self.disk_mb, self.pids = disk_mb, pids
         self._settings = settings
+        self._hosts: Mapping[str, Sequence[str]] = {}
+        """Names whose addresses are not looked up: for tests, which have no name server."""
         self._owner = files.Owner(uid=settings.uid, gid=settings.uid)
         self._images: ImageStore | None = None
         self._session: Session | None = None
@@ -180,7 +186,7 @@ class LocalRuntime(abc.ABC):
             if ends_s < lifetime.clock():
                 try:
                     granted = "its work's limit and sandbox.grace_s, or sandbox.keep_s where a person may stay"
-                    await sandbox.expire(f"sandbox {sandbox.name} was ended: its time was over ({granted})")
+                    await sandbox.expire(granted)
                 except (SandboxError, OSError) as error:  # the next look tries no other, a reaper does
                     _log.warning("%s", error)
 

@@ -67,6 +67,8 @@ def attempt(packet: bytes) -> str:
         if protocol == _UDP:
             if _port(rest) == _DNS:
                 return _question(rest[8:]) or _place(address, rest)
+            if _from(rest) == _DNS:  # an answer: nothing without rights can have this port
+                return ""
             return "" if address.is_loopback else _place(address, rest) + "/udp"
     except (IndexError, ValueError, struct.error):
         pass
@@ -86,6 +88,10 @@ def _opened(packet: bytes) -> tuple[int, IPv4Address | IPv6Address, bytes]:
 
 def _port(rest: bytes) -> int:
     return int(struct.unpack_from("!H", rest, 2)[0])
+
+
+def _from(rest: bytes) -> int:
+    return int(struct.unpack_from("!H", rest)[0])
 
 
 def _place(address: IPv4Address | IPv6Address, rest: bytes) -> str:

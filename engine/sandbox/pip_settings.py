@@ -21,7 +21,7 @@ _CERTIFICATES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUN
 
 async def for_chroot(folder: Path, inside: str) -> dict[str, str]:
     """Environment for pip inside a root; `folder` (seen there as `inside`) receives the certificates."""
-    settings = await _configured()
+    settings = await configured()
     environment = QUIET | {"PIP_NO_CACHE_DIR": "1", "PIP_CONFIG_FILE": os.devnull}
     for name in _CARRIED:
         value = " ".join(word for word in settings.get(name, "").split() if not word.startswith(("file:", "/")))
@@ -36,7 +36,7 @@ async def for_chroot(folder: Path, inside: str) -> dict[str, str]:
     return environment
 
 
-async def _configured() -> dict[str, str]:
+async def configured() -> dict[str, str]:
     """pip's settings from its files and PIP_* variables, by option name; the more specific wins."""
     _, output = await run_checked([sys.executable, "-m", "pip", "config", "list"])
     settings: dict[str, tuple[int, str]] = {}

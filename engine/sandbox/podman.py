@@ -7,7 +7,7 @@ There is no registry and no pull: the root is a folder mounted by this package, 
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,9 +16,10 @@ from engine.core.errors import ConfigError, SandboxError
 from engine.core.specs import SandboxSpec
 from engine.core.threads import in_thread
 from engine.sandbox.cgroups import Cgroup
-from engine.sandbox.inside import ContainedSandbox, Parts
+from engine.sandbox.inside import ContainedSandbox
 from engine.sandbox.lifetime import Allowance
 from engine.sandbox.local import LocalRuntime, Settings
+from engine.sandbox.parts import Parts
 from engine.sandbox.podman_service import Service
 from engine.sandbox.rooms import Record, Room, Storage, dismantle
 from engine.sandbox.tools import find
@@ -52,6 +53,7 @@ class PodmanRuntime(LocalRuntime):
         require_limits: bool,
         grace_s: float,
         keep_s: float,
+        network: Mapping[str, Sequence[str]],
     ) -> None:
         settings = Settings(
             uid=uid,
@@ -59,6 +61,7 @@ class PodmanRuntime(LocalRuntime):
             output_limit_bytes=output_limit_bytes,
             require_limits=require_limits,
             allowance=Allowance(grace_s=grace_s, keep_s=keep_s),
+            network=network,
         )
         super().__init__(settings, disk_mb=disk_mb, pids=pids)
         self._shm_mb = shm_mb
@@ -95,6 +98,8 @@ class PodmanRuntime(LocalRuntime):
                 warm=self._warm,
                 output_limit=self._settings.output_limit_bytes,
                 keep_s=self._settings.allowance.keep_s,
+                network=self._settings.network,
+                hosts=self._hosts,
                 remove=partial(self._remove, room, record),
             )
         )

@@ -12,9 +12,10 @@ from engine.core.errors import SandboxError
 from engine.core.specs import ImageSpec, SandboxSpec
 from engine.sandbox.cgroups import Cgroup
 from engine.sandbox.files import Owner
-from engine.sandbox.inside import ContainedSandbox, Parts
+from engine.sandbox.inside import ContainedSandbox
 from engine.sandbox.ledger import left_rooms, remains
 from engine.sandbox.left import Left, read_left
+from engine.sandbox.parts import Parts
 from engine.sandbox.rooms import Record, Room, read_record, started
 
 _OUTPUT = 1 << 20
@@ -75,5 +76,7 @@ def _parts(room: Room, left: Left, record: Record) -> Parts:
         warm=None,
         output_limit=_OUTPUT,
         keep_s=0.0,
+        network={},
+        hosts={},
         remove=nothing,
     )

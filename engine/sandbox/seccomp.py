@@ -81,6 +81,7 @@ _DENIED = {
 _UNKNOWN = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "clone3": 435}
 _CLONE = {_X86: 56, _ARM: 220}
 _SOCKET = {_X86: 41, _ARM: 198}
+_EXECUTE = {_X86: {"execve": 59, "execveat": 322}, _ARM: {"execve": 221, "execveat": 281}}
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
 _FAMILIES = (1, 2, 10, 16)
@@ -92,15 +93,16 @@ _NUMBER, _ARCH, _FIRST = 0, 4, 16
 """Offsets in struct seccomp_data; a first argument's low half comes first on both machines."""
 
 
-def program(machine: str | None = None, allowed: Collection[str] = ()) -> bytes:
+def program(machine: str | None = None, allowed: Collection[str] = (), *, executes: bool = True) -> bytes:
     """The filter as an array of struct sock_filter (8 bytes each), without the refusal of calls that are `allowed`.
 
-    Raises KeyError for an unknown machine."""
+    `executes`: whether another program may be run. Raises KeyError for an unknown machine."""
     machine = machine or platform.machine()
+    denied = _DENIED[machine] | _SAME_ON_BOTH | ({} if executes else _EXECUTE[machine])
     code = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, _AUDIT_ARCH[machine]), _refuse(errno.ENOSYS), (_LOAD, 0, 0, _NUMBER)]
     # Numbers with this bit are the x32 ABI, a second door to the same calls.
     code += [(_AT_LEAST, 0, 1, 0x40000000), _refuse(errno.ENOSYS)]
-    for name, number in (_DENIED[machine] | _SAME_ON_BOTH).items():
+    for name, number in denied.items():
         if name not in allowed:
             code += [(_EQUAL, 0, 1, number), _refuse(_EPERM)]
     for number in _UNKNOWN.values():

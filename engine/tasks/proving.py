@@ -23,7 +23,7 @@ from engine.core.whole import write_whole
 
 Graders = tuple[SandboxRuntime, ImageStore, Verifier]
 _HOLDS = ""
-_LAYOUT = 1
+_LAYOUT = 2
 """Raise when what is tried changes."""
 _NAMED = 3
 """How many failing tests are named."""

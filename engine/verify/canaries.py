@@ -30,8 +30,6 @@ class CanaryFile:
     source: str
     expected: dict[str, Outcome]
     """Node id → the only outcome that an undisturbed run can have."""
-    copied: bool = False
-    """Whether it is made of the task's own tests, so that it says something only where its tests pass."""
 
 
 def make_canaries(folder: str, count: int, source: random.Random) -> tuple[CanaryFile, ...]:
@@ -45,8 +43,7 @@ def belied(canaries: Sequence[CanaryFile], outcomes: Mapping[str, str], whole: b
         test
         for canary in canaries
         for test, expected in canary.expected.items()
-        if outcomes.get(test, expected if canary.copied or not whole else "missing") != expected
-        and (outcomes[test] == "passed" if canary.copied else True)
+        if outcomes.get(test, "missing" if whole else expected) != expected
     )
 
 

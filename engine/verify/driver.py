@@ -6,12 +6,15 @@ Two processes: the supervisor, which never imports
 tested code, holds the way out (its own stdout, sealed by a text that the tested process is not given), and the runner,
 forked from it before it has read the seal, which has pytest imported, says that it is ready, and only then runs tests.
 
-    stdin of the supervisor: `SEAL MARK TIMEOUT_S OUTPUT_BYTES`, then one JSON object for the runner, which gets no more
+    stdin of the supervisor: `SEAL MARK TIMEOUT_S OUTPUT_BYTES`, then one JSON object for the runner, which gets it
+                             once its readiness was told, and gets no more
     stdout of the supervisor: `SEAL ready`, then `SEAL result PACKED`: base64 of zlib of `ENDED EXIT_CODE REPORT_BYTES`,
                               the report and the end of the output
-    report of the runner, on a descriptor of its own: lines `MARK {record}`, numbered from 0
+    report of the runner, on a descriptor of its own: one byte when it is ready, then lines `MARK {record}`, numbered
+                             from 0
 
-Invariant: once `ready` is said the toolchain works here, so whatever goes wrong later is the tested code's doing.
+Invariant: once `ready` is said the toolchain works here, so whatever goes wrong later is the tested code's doing; and
+no tested code runs before it is said, so none can keep it from being said.
 Each start costs every trial: so the supervisor imports next to nothing, and one interpreter serves both.
 """
 
@@ -111,29 +114,28 @@ def supervise(runner: int, spec: int, report: int, output: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # other processes of this user cannot look in here
     with open(0, "rb", closefd=False) as stdin:
         head, _, rest = stdin.read().partition(b"\n")
-    seal, mark, timeout_s, output_bytes = head.split()
+    seal, _, timeout_s, output_bytes = head.split()
     deadline = time.monotonic() + float(timeout_s)
+    if os.read(report, 1):  # a runner that died at its start says why by its output
+        say(seal, b"ready")
     try:
         with os.fdopen(spec, "wb") as file:
             file.write(rest)
     except BrokenPipeError:
-        pass  # a runner that died at its start says why by its output
+        pass
     pipes = Pipes(report, output, int(output_bytes))
-    ended, status = attend(runner, pipes, mark + b" ", deadline, seal)
+    ended, status = attend(runner, pipes, deadline)
     parts = (pipes.report[:REPORT_LIMIT], pipes.output)
     head = b"%s %d %d\n" % (ended, os.waitstatus_to_exitcode(status), len(parts[0]))
     say(seal, b"result " + b2a_base64(zlib.compress(head + b"".join(parts)), newline=False))
 
 
-def attend(runner: int, pipes: "Pipes", mark: bytes, deadline: float, seal: bytes) -> "tuple[bytes, int]":
+def attend(runner: int, pipes: "Pipes", deadline: float) -> "tuple[bytes, int]":
     """Read until the runner is gone; returns `exited`, `timeout` or `flooded` (too long a report), and its status."""
-    gone, ended, ready = os.pidfd_open(runner), b"", False
+    gone, ended = os.pidfd_open(runner), b""
     pipes.poll.register(gone, select.POLLIN)
     while not ended:
         pipes.read(max(0.0, deadline - time.monotonic()))
-        if not ready and pipes.report.startswith(mark):
-            ready = True
-            say(seal, b"ready")
         if gone in pipes.seen:
             ended = b"exited"
         elif time.monotonic() > deadline:
@@ -148,8 +150,6 @@ def attend(runner: int, pipes: "Pipes", mark: bytes, deadline: float, seal: byte
     over = time.monotonic() + DRAIN_S
     while pipes.read(0.0) and time.monotonic() < over and len(pipes.report) <= REPORT_LIMIT:
         pass
-    if not ready and pipes.report.startswith(mark):
-        say(seal, b"ready")
     return ended, os.waitpid(runner, 0)[1]
 
 
@@ -196,10 +196,10 @@ def run_tests(source: int, report: int) -> None:
 
     import pytest
 
+    os.write(report, b"\n")
     with os.fdopen(source, "rb") as file:
         spec = json.load(file)
     send, leave = sender(report, spec.pop("mark"), json.dumps), os._exit
-    send({"kind": "ready"})
     os.chdir(spec["root"])
     for name in ("setquit", "setcopyright", "sethelper"):  # what `-S` leaves out and programs expect
         getattr(site, name)()

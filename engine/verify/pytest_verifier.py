@@ -5,8 +5,9 @@ What the tested code does to itself (hangs, runs out of memory, kills its runner
 with evidence. `GraderError` is for a toolchain or driver that never got ready, and for a patch that does not fit: no
 verdict at all. A broken sandbox stays a `SandboxError`.
 
-The tested code shares a process with pytest, so no single report is proof: marks, numbering, exit code and canaries
-make a forgery visible unless it was written against this very driver.
+The tested code shares a process with pytest, so no single report is proof. Marks, numbering, exit code and canaries
+make a forgery visible; and what would be rewarded is run again in a sandbox of its own, where the target tests must
+fail and nothing else is other: so code that knows how to pass them must know what is right.
 """
 
 import asyncio
@@ -30,11 +31,11 @@ from engine.core.specs import ExecResult, ImageSpec, Mount, SandboxSpec, WarmSta
 from engine.core.temporary import temporary_folder
 from engine.verify.artifacts import lay
 from engine.verify.canaries import CanaryFile, belied, make_canaries, without_canaries
-from engine.verify.clones import make_clones
+from engine.verify.clones import Clone, make_clone, passed_wrongly
 from engine.verify.driver import TOOLCHAIN
 from engine.verify.judgement import judge, summary
 from engine.verify.report import Report, read_report
-from engine.verify.tree import assemble
+from engine.verify.tree import assemble, lay_over
 
 _DRIVER = Path(__file__).with_name("driver.py")
 _MODULE = "grading_driver"
@@ -62,6 +63,12 @@ _NAMED = 10
 _ENDINGS = {"timeout": "the tests ran over their time", "flooded": "the tests flooded the report"}
 
 
+_NOTHING = Report(outcomes={}, broken_files=(), fault="")
+_SOURCE = random.SystemRandom()
+_CLONE_RUNS = 2
+"""Times that clones are run where none of them was told of."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Run:
     """What came back from one run of the driver."""
@@ -72,6 +79,13 @@ class _Run:
     exit_code: int
     report: str
     output: str
+    canaries: Sequence[CanaryFile] = ()
+    told: Report = _NOTHING
+    """What the report says."""
+    tried: Sequence[str] = ()
+    """What the tests tried to reach."""
+    findings: tuple[Finding, ...] = ()
+    """Of the tree that was graded."""
 
 
 class PytestVerifier:
@@ -122,14 +136,45 @@ class PytestVerifier:
     async def grade(self, task: Task, patch: Patch, runtime: SandboxRuntime, images: ImageStore, name: str) -> Verdict:
         """Grade in a sandbox of its own. Raises GraderError and SandboxError when there can be no verdict."""
         begun = time.monotonic()
-        canaries = self._canaries(task)
+        try:
+            run = await self._run(task, patch, runtime, images, name, None)
+        except PatchError as error:
+            return _unfit(task, f"the patch cannot be applied: {error}", time.monotonic() - begun)
+        output = without_canaries(run.output, run.canaries)[-self.evidence_chars :]
+        enforce = self.canaries == "enforce"
+        verdict = decide(task, run.canaries, run.told, run.ended, output, enforce=enforce)
+        if verdict.resolved and self.canaries != "off" and self.canary_clones:
+            passed = [test for test in task.fail_to_pass if run.told.outcomes[test] == "passed"]
+            clone = make_clone(task.tests, passed, self.canary_clones, _SOURCE)
+            wrong = await self._cloned(task, patch, runtime, images, name, clone) if clone else ()
+            verdict = _exposed(verdict, wrong, enforce=enforce) if wrong else verdict
+        findings = (*run.findings, *_egress(run.tried), *verdict.findings)
+        return replace(verdict, findings=findings, grade_s=time.monotonic() - begun)
+
+    async def _cloned(
+        self, task: Task, patch: Patch, runtime: SandboxRuntime, images: ImageStore, name: str, clone: Clone
+    ) -> Sequence[str]:
+        """Targets that passed though they must fail, or were never told of: by a machine that is slow this once, as it
+        may be, or by code that does not end where it is to fail."""
+        wrong: Sequence[str] = clone.must_fail
+        for again in range(_CLONE_RUNS):
+            run = await self._run(task, patch, runtime, images, f"{name}-{again}", clone)
+            wrong = passed_wrongly(clone, run.told.outcomes)
+            if any(test in run.told.outcomes for test in clone.must_fail):
+                break
+        return wrong
+
+    async def _run(
+        self, task: Task, patch: Patch, runtime: SandboxRuntime, images: ImageStore, name: str, clone: Clone | None
+    ) -> _Run:
+        """One run of the driver in a sandbox of its own. Raises PatchError, GraderError and SandboxError."""
+        canaries = () if self.canaries == "off" else make_canaries(_test_folder(task), self.canary_files, _SOURCE)
+        mark = secrets.token_hex(16)
         with temporary_folder("grade") as folder:
             tree = folder / "tree"
-            try:
-                findings = await asyncio.to_thread(assemble, task, patch, canaries, tree)
-            except PatchError as error:
-                return _unfit(task, f"the patch cannot be applied: {error}", time.monotonic() - begun)
-            mark = secrets.token_hex(16)
+            findings = await asyncio.to_thread(assemble, task, patch, canaries, tree)
+            if clone is not None:
+                await asyncio.to_thread(lay_over, clone.files, tree)
             sandbox = await runtime.create(self._sandbox(task, images, name))
             try:
                 await sandbox.upload(tree, task.workdir)
@@ -140,21 +185,8 @@ class PytestVerifier:
                 await asyncio.shield(sandbox.stop())
         if not run.ready:
             raise GraderError(f"task {task.id}: the grader never got ready ({run.ended}): {_last_line(run.output)}")
-        output = without_canaries(run.output, canaries)[-self.evidence_chars :]
-        verdict = decide(
-            *(task, canaries, read_report(run.report, mark, run.exit_code), run.ended, output),
-            enforce=self.canaries == "enforce",
-        )
-        findings = (*findings, *_egress(tried), *verdict.findings)
-        return replace(verdict, findings=findings, grade_s=time.monotonic() - begun)
-
-    def _canaries(self, task: Task) -> tuple[CanaryFile, ...]:
-        if self.canaries == "off":
-            return ()
-        source = random.SystemRandom()
-        made = make_canaries(_test_folder(task), self.canary_files, source)
-        clones = make_clones(task.tests, task.fail_to_pass, self.canary_clones, source) if self.canary_clones else None
-        return made if clones is None else (*made, clones)
+        told = read_report(run.report, mark, run.exit_code)
+        return replace(run, canaries=canaries, told=told, tried=tried, findings=findings)
 
     def _sandbox(self, task: Task, images: ImageStore, name: str) -> SandboxSpec:
         return SandboxSpec(
@@ -168,6 +200,7 @@ class PytestVerifier:
             pids=self.pids,
             disk_mb=self.disk_mb,
             work_s=task.grade_timeout_s + self.slack_s,
+            phase="grade",
         )
 
     async def _drive(self, task: Task, sandbox: Sandbox, canaries: Sequence[CanaryFile], mark: str) -> _Run:
@@ -244,6 +277,19 @@ def decide(
     )
 
 
+def _exposed(verdict: Verdict, wrong: Sequence[str], *, enforce: bool) -> Verdict:
+    """A verdict whose target tests were not seen to fail where they must."""
+    detail = (
+        "target tests that were changed so that they must fail were not seen to fail: what passes them is not right"
+    )
+    finding = Finding(stage="canaries", phase="grade", detail=detail, paths=tuple(wrong), acted=enforce)
+    findings = (*verdict.findings, finding)
+    if not enforce:
+        return replace(verdict, findings=findings)
+    evidence = f"{detail}; {verdict.evidence}"
+    return replace(verdict, reward=0.0, resolved=False, evidence=evidence, findings=findings)
+
+
 def _egress(tried: Sequence[str]) -> tuple[Finding, ...]:
     """What the tested code tried to reach, where there is no network; its tests' outcomes say what came of it."""
     detail = f"{REACHES} {first(tried, _NAMED)}"
@@ -263,12 +309,11 @@ def _test_folder(task: Task) -> str:
 
 
 def _files(tests: Sequence[str], canaries: Sequence[CanaryFile]) -> list[str]:
-    """Files that hold named tests, in order, with canaries before and after; copies of the tests, which may leave
-    something behind, after."""
+    """Files that hold named tests, in order, with canaries before and after."""
     files = sorted({test.split("::", 1)[0] for test in tests})
-    paths = [canary.path for canary in canaries if not canary.copied]
+    paths = [canary.path for canary in canaries]
     half = (len(paths) + 1) // 2
-    return [*paths[:half], *files, *paths[half:], *(canary.path for canary in canaries if canary.copied)]
+    return [*paths[:half], *files, *paths[half:]]
 
 
 def _arguments(ini: str, task: Task, files: Sequence[str]) -> list[str]:

@@ -65,14 +65,14 @@ def _take(reading: _Reading, line: str, mark: str, number: int) -> str:
         if not isinstance(record, dict) or record["n"] != number or reading.end is not None:
             return f"line {number} was not written by the runner"
         return _record(reading, record)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return f"line {number} is not a record of the runner"
 
 
 def _record(reading: _Reading, record: Mapping[str, Any]) -> str:
     kind = record["kind"]
     if kind == "phase":
-        test, when, outcome = str(record["id"]), str(record["when"]), str(record["outcome"])
+        test, when, outcome = _text(record["id"]), str(record["when"]), str(record["outcome"])
         phases = reading.phases.setdefault(test, [])
         expected = ("setup", "call", "teardown") if not phases or phases[0][1] == "passed" else ("setup", "teardown")
         if len(phases) >= len(expected) or when != expected[len(phases)]:
@@ -80,19 +80,24 @@ def _record(reading: _Reading, record: Mapping[str, Any]) -> str:
         phases.append((when, outcome, bool(record["xfail"])))
         reading.failures += outcome == "failed"
     elif kind == "collect_error":
-        reading.broken.append(str(record["id"]))
+        reading.broken.append(_text(record["id"]))
         reading.failures += 1
     elif kind == "collected":
-        reading.collected = [str(test) for test in record["ids"]]
+        reading.collected = [_text(test) for test in record["ids"]]
     elif kind == "end":
         reading.end = int(record["status"]), int(record["failed"])
     return ""
 
 
+def _text(told: object) -> str:
+    """As it can be stored: a name that the tested code made up need not be Unicode."""
+    return str(told).encode("utf-8", "backslashreplace").decode()
+
+
 def _outcome(phases: list[tuple[str, str, bool]]) -> Outcome:
-    """One outcome from the phases of one test; a test that stopped half-way is missing."""
+    """One outcome from the phases of one test; a test that stopped half-way, before it failed, is missing."""
     if not phases or phases[-1][0] != "teardown":
-        return "missing"
+        return "failed" if any(outcome == "failed" for _, outcome, _ in phases) else "missing"
     if any(outcome == "failed" for when, outcome, _ in phases if when != "call"):
         return "error"
     _, outcome, xfail = phases[1] if len(phases) == 3 else phases[0]

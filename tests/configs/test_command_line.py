@@ -47,7 +47,7 @@ def test_help_names_groups_options_flags_and_examples(tmp_path: Path) -> None:
     for text in (
         "python -m engine experiment=openhands_gspo",
         "scale: laptop, node, paper",
-        "experiment: claude_code_gspo, codex_gspo, defense_incidence, mini_swe_agent_gspo, ",
+        "experiment: claude_code_gspo, codex_gspo, defense_incidence, image_delivery, ",
         "--multirun",
         'eval "$(python -m engine -sc install=bash)"',
     ):

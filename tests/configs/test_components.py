@@ -26,6 +26,7 @@ REQUIRED = {
     ("tasks", "rows"): ["tasks.path=/rows", "tasks.checkouts=/clones"],
     ("job", "convert"): ["job.path=/rows", "job.to=tasks.parquet"],
     ("sandbox", "kubernetes"): ["sandbox.registry=registry.example/lego", "sandbox.gateway.host=192.0.2.1"],
+    ("sandbox", "podman_pool"): ["sandbox.hosts=[{name: a, address: 'unix:///a', capacity: null, unencrypted: false}]"],
     ("tasks", "selected"): ["tasks.counts=/counts.json"],
     ("scale", "node"): ["model.path=/models/qwen", "tasks.path=/tasks"],
     ("scale", "paper"): ["model.path=/models/qwen", "tasks.path=/tasks"],

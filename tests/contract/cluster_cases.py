@@ -7,7 +7,9 @@ from sandbox_cases import task_image
 
 from engine.core.contracts import ImageStore
 from engine.sandbox.kubernetes.code import reference
+from engine.sandbox.kubernetes.place import PodPlace
 from engine.sandbox.kubernetes.runtime import KubernetesRuntime
+from engine.sandbox.remote.inside import RemoteSandbox
 
 REGISTRY = "registry.test/lego"
 TOOLS = f"{REGISTRY}/tools:1"
@@ -51,12 +53,18 @@ def make_kubernetes(folder: Path, cluster: Cluster, host: str = "127.0.0.1", **c
         "tolerations": [],
         "start_timeout_s": 60.0,
         "grace_s": 600.0,
+        "network": {},
     }
     return KubernetesRuntime(**settings | changes)  # type: ignore[arg-type]
 
 
 def task_reference(images: ImageStore) -> str:
     return reference(REGISTRY, images.path(task_image()))
+
+
+def pod_of(sandbox: RemoteSandbox) -> str:
+    assert isinstance(sandbox.place, PodPlace)
+    return sandbox.place.pod
 
 
 class OneImage:

@@ -18,7 +18,15 @@ from engine.sandbox.podman_service import environment as podman_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKDIR = "/testbed"
-SETTINGS = {"uid": 10001, "storage": "loop", "disk_mb": 256, "pids": 64, "shm_mb": 64, "require_limits": True}
+SETTINGS = {
+    "uid": 10001,
+    "storage": "loop",
+    "disk_mb": 256,
+    "pids": 64,
+    "shm_mb": 64,
+    "require_limits": True,
+    "network": {},
+}
 RUNTIMES = {"bubblewrap": BubblewrapRuntime, "podman": PodmanRuntime}
 
 

@@ -98,7 +98,7 @@ async def test_no_cheat_is_rewarded(bench: Bench, task: Task, tmp_path: Path, na
     quick = replace(task, grade_timeout_s=4.0, memory_mb=256)
     verdict = await bench.grade(quick, left_by_agent(quick, CHEATS[name], tmp_path / "tree"))
     assert verdict.reward == 0.0, verdict.evidence
-    assert verdict.evidence
+    assert verdict.evidence.encode()  # fit to be stored
 
 
 async def test_a_result_that_equals_everything_is_not_rewarded(bench: Bench, task: Task, tmp_path: Path) -> None:

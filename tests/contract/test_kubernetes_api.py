@@ -11,21 +11,22 @@ from typing import Any
 
 import pytest
 from cluster_api import Cluster, exit_status
-from cluster_cases import OneImage, kubeconfig, make_kubernetes
+from cluster_cases import OneImage, kubeconfig, make_kubernetes, pod_of
 from sandbox_cases import WORKDIR, shell, specification
 from starlette.websockets import WebSocket
 
 from engine.core.errors import SandboxError
 from engine.sandbox.kubernetes import access as kubernetes_access
 from engine.sandbox.kubernetes import api as kubernetes_api
-from engine.sandbox.kubernetes import inside as kubernetes_inside
 from engine.sandbox.kubernetes import sessions as kubernetes_sessions
 from engine.sandbox.kubernetes.api import Api, ApiError
-from engine.sandbox.kubernetes.exec import Cut, start
-from engine.sandbox.kubernetes.inside import KubernetesSandbox
+from engine.sandbox.kubernetes.exec import start
 from engine.sandbox.kubernetes.manifests import MANAGED, PREFIX
 from engine.sandbox.kubernetes.pods import Pods
 from engine.sandbox.kubernetes.runtime import KubernetesRuntime
+from engine.sandbox.remote import inside as remote_inside
+from engine.sandbox.remote.execution import Cut
+from engine.sandbox.remote.inside import RemoteSandbox
 
 PODS = "/api/v1/namespaces/lego/pods"
 RUNNING = {"state": {"running": {}}}
@@ -113,7 +114,7 @@ async def runtime(
 
 
 @pytest.fixture
-async def sandbox(runtime: KubernetesRuntime) -> KubernetesSandbox:
+async def sandbox(runtime: KubernetesRuntime) -> RemoteSandbox:
     return await runtime.create(specification())
 
 
@@ -291,7 +292,7 @@ async def test_a_busy_server_is_asked_again_for_a_command(api: Api, cluster: Clu
     assert len([call for call in cluster.calls if call.startswith("EXEC")]) == 3
 
 
-async def test_nothing_of_a_trial_stands_in_an_address(sandbox: KubernetesSandbox, node: ScriptedNode) -> None:
+async def test_nothing_of_a_trial_stands_in_an_address(sandbox: RemoteSandbox, node: ScriptedNode) -> None:
     addresses: list[str] = []
 
     async def run(pod: Any, container: str, command: list[str], given: WebSocket) -> None:
@@ -308,37 +309,35 @@ async def test_nothing_of_a_trial_stands_in_an_address(sandbox: KubernetesSandbo
 
 
 async def test_a_command_whose_stream_is_cut_has_no_exit_code(
-    sandbox: KubernetesSandbox, node: ScriptedNode, monkeypatch: pytest.MonkeyPatch
+    sandbox: RemoteSandbox, node: ScriptedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run(pod: Any, container: str, command: list[str], given: WebSocket) -> None:
         await given.receive_bytes()
         await given.send_bytes(b'\x01{"exit": 0, "timed_out": false')
         await given.close(1012)
 
-    monkeypatch.setattr(kubernetes_inside, "_SETTLE_S", 0.05)
+    monkeypatch.setattr(remote_inside, "_SETTLE_S", 0.05)
     node.execute = run
     with pytest.raises(SandboxError, match="ended while a command ran: the connection to a command was cut off"):
         await shell(sandbox, "true")
 
 
 async def test_a_pod_that_is_lost_while_its_stream_hangs_is_told(
-    sandbox: KubernetesSandbox, node: ScriptedNode, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    sandbox: RemoteSandbox, node: ScriptedNode, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run(pod: Any, container: str, command: list[str], given: WebSocket) -> None:
         await given.receive_bytes()
         condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
-        cluster.status(sandbox.pod, conditions=[condition])
+        cluster.status(pod_of(sandbox), conditions=[condition])
         await given.receive_bytes()
 
-    monkeypatch.setattr(kubernetes_inside, "_SETTLE_S", 0.05)
+    monkeypatch.setattr(remote_inside, "_SETTLE_S", 0.05)
     node.execute = run
     with pytest.raises(SandboxError, match="ended while a command ran: DeletionByTaintManager"):
         await shell(sandbox, "sleep 600")
 
 
-async def test_what_cannot_be_entered_is_no_result_of_the_command(
-    sandbox: KubernetesSandbox, node: ScriptedNode
-) -> None:
+async def test_what_cannot_be_entered_is_no_result_of_the_command(sandbox: RemoteSandbox, node: ScriptedNode) -> None:
     async def run(pod: Any, container: str, command: list[str], given: WebSocket) -> None:
         await told(given, 1, errors=b"Traceback\nOSError: no space left\n")
 
@@ -348,7 +347,7 @@ async def test_what_cannot_be_entered_is_no_result_of_the_command(
 
 
 async def test_a_command_that_nobody_waits_for_any_more_in_the_pod_is_over_its_time(
-    sandbox: KubernetesSandbox, node: ScriptedNode, monkeypatch: pytest.MonkeyPatch
+    sandbox: RemoteSandbox, node: ScriptedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[str] = []
 
@@ -359,7 +358,7 @@ async def test_a_command_that_nobody_waits_for_any_more_in_the_pod_is_over_its_t
         else:
             await asyncio.sleep(600)
 
-    monkeypatch.setattr(kubernetes_inside, "_GRACE_S", 0.2)
+    monkeypatch.setattr(remote_inside, "_GRACE_S", 0.2)
     node.execute = run
     result = await shell(sandbox, "true", timeout_s=0.1)
     assert result.timed_out and result.exit_code == -1 and commands == ["run", "sweep"]

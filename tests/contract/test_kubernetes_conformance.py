@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cluster_api import Cluster
-from cluster_cases import REGISTRY, TOOLS, make_kubernetes, task_reference
+from cluster_cases import REGISTRY, TOOLS, make_kubernetes, pod_of, task_reference
 from cluster_node import HOST, BubblewrapNode, problem
 from sandbox_cases import WORKDIR, processes_with, python, shell, specification, task_image
 from test_sandbox_conformance import (  # noqa: F401
@@ -43,8 +43,8 @@ from test_sandbox_endings import (  # noqa: F401
 from engine.core.errors import SandboxError
 from engine.core.specs import Mount
 from engine.sandbox.images import DebianImageStore
-from engine.sandbox.kubernetes.inside import KubernetesSandbox
 from engine.sandbox.kubernetes.runtime import KubernetesRuntime
+from engine.sandbox.remote.inside import RemoteSandbox
 
 pytestmark = pytest.mark.skipif(bool(problem()), reason=problem() or "pods can run")
 
@@ -74,7 +74,7 @@ async def runtime(cluster: Cluster, images: DebianImageStore, tmp_path: Path) ->
 
 
 @pytest.fixture
-async def sandbox(runtime: KubernetesRuntime) -> AsyncIterator[KubernetesSandbox]:
+async def sandbox(runtime: KubernetesRuntime) -> AsyncIterator[RemoteSandbox]:
     made = await runtime.create(specification())
     try:
         yield made
@@ -120,7 +120,7 @@ async def test_runtimes_can_be_copied_where_image_volumes_cannot_be_executed(
 
 
 async def test_nothing_but_the_gateway_is_reachable(
-    sandbox: KubernetesSandbox, cluster: Cluster, host_server: HTTPServer
+    sandbox: RemoteSandbox, cluster: Cluster, host_server: HTTPServer
 ) -> None:
     (policy,) = cluster.objects["networkpolicies"].values()
     gateway = policy["spec"]["egress"][0]["ports"][0]["port"]
@@ -158,7 +158,7 @@ async def test_an_open_network_is_refused(cluster: Cluster, images: DebianImageS
     assert not cluster.names("pods")
 
 
-async def test_a_listener_serves_the_pod_from_here(sandbox: KubernetesSandbox) -> None:
+async def test_a_listener_serves_the_pod_from_here(sandbox: RemoteSandbox) -> None:
     listener = await sandbox.listen(8080)
     assert listener.family == socket.AF_UNIX  # no port of this machine's is opened for it
 
@@ -183,7 +183,7 @@ async def test_a_listener_serves_the_pod_from_here(sandbox: KubernetesSandbox) -
 
 
 async def test_running_out_of_memory_ends_the_container_and_leaves_the_files(
-    sandbox: KubernetesSandbox, tmp_path: Path
+    sandbox: RemoteSandbox, tmp_path: Path
 ) -> None:
     result = await shell(sandbox, "echo kept > kept; python3 -c 'x = bytearray(600 << 20)'")
     assert result.oom_killed and result.exit_code == 137 and not result.timed_out
@@ -194,24 +194,24 @@ async def test_running_out_of_memory_ends_the_container_and_leaves_the_files(
     assert (tmp_path / "after/kept").read_text() == "kept\n"
 
 
-async def test_an_eviction_while_a_command_runs_is_no_exit_code(sandbox: KubernetesSandbox, cluster: Cluster) -> None:
+async def test_an_eviction_while_a_command_runs_is_no_exit_code(sandbox: RemoteSandbox, cluster: Cluster) -> None:
     running = asyncio.create_task(shell(sandbox, "touch begun; sleep 613"))
     while await sandbox.read(f"{WORKDIR}/begun", 1) is None:
         await asyncio.sleep(0.02)
-    await node_of(cluster).evict(sandbox.pod, "The node was low on resource: memory")
+    await node_of(cluster).evict(pod_of(sandbox), "The node was low on resource: memory")
     with pytest.raises(SandboxError, match="ended while a command ran: Evicted: The node was low on resource"):
         await running
     with pytest.raises(SandboxError, match="Evicted"):
         await sandbox.read(f"{WORKDIR}/begun", 1)
 
 
-async def test_who_kills_what_waits_for_it_is_killed_alone(sandbox: KubernetesSandbox) -> None:
+async def test_who_kills_what_waits_for_it_is_killed_alone(sandbox: RemoteSandbox) -> None:
     result = await shell(sandbox, "kill -9 $PPID; sleep 614")
     assert result.exit_code == 137 and not result.oom_killed
     assert (await shell(sandbox, "echo alive")).stdout == b"alive\n"
 
 
-async def test_the_process_that_tells_the_end_is_out_of_reach(sandbox: KubernetesSandbox) -> None:
+async def test_the_process_that_tells_the_end_is_out_of_reach(sandbox: RemoteSandbox) -> None:
     answers = await python(
         sandbox,
         """
@@ -226,7 +226,7 @@ async def test_the_process_that_tells_the_end_is_out_of_reach(sandbox: Kubernete
     assert set(answers.split()) == {"PermissionError", "-1"}
 
 
-async def test_paths_outside_of_what_may_be_written_are_refused(sandbox: KubernetesSandbox) -> None:
+async def test_paths_outside_of_what_may_be_written_are_refused(sandbox: RemoteSandbox) -> None:
     for touch in (sandbox.read("/etc/hostname", 1), sandbox.write({"/usr/new": b""})):
         with pytest.raises(SandboxError, match=r"add its folder to sandbox\.writable"):
             await touch

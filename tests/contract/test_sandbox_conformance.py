@@ -143,14 +143,26 @@ async def test_links_are_never_followed(sandbox: ContainedSandbox, tmp_path: Pat
     await sandbox.write({f"{WORKDIR}/file": b"replaced"})  # the link itself is replaced
     with pytest.raises(SandboxError, match="link"):
         await sandbox.upload(victim, f"{WORKDIR}/folder")
-    with pytest.raises(SandboxError, match="link"):
-        await sandbox.download(f"{WORKDIR}/folder", tmp_path / "stolen")
+    await sandbox.download(f"{WORKDIR}/folder", tmp_path / "stolen")
+    assert list((tmp_path / "stolen").iterdir()) == []
     with pytest.raises(SandboxError, match=r"\.\."):
         await sandbox.read(f"{WORKDIR}/../../etc/passwd", 10)
     await sandbox.download(WORKDIR, tmp_path / "copy")
     assert (tmp_path / "copy/folder").is_symlink() and not (tmp_path / "copy/pipe").exists()
     assert (victim / "secret").read_text() == "host" and [path.name for path in victim.iterdir()] == ["secret"]
     assert (tmp_path / "copy/file").read_text() == "replaced"
+
+
+@pytest.mark.parametrize("instead", ["ln -s /etc {}", "true", "echo > {}"])
+async def test_a_folder_that_was_taken_away_holds_nothing(
+    sandbox: ContainedSandbox, tmp_path: Path, instead: str
+) -> None:
+    place = "/home/agent/work"
+    taken = await shell(sandbox, f"mkdir {place}; mv {place} ~/gone; {instead.format(place)}")
+    assert taken.exit_code == 0
+    await sandbox.kill()
+    await sandbox.download(place, tmp_path / "tree")
+    assert list((tmp_path / "tree").iterdir()) == []
 
 
 async def test_a_tree_made_to_break_the_copy_is_copied_without_harm(sandbox: ContainedSandbox, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from attacks import ATTACKS, LEAKED, SHOWN, plant_history
+from attacks import ATTACKS, BUILT, LEAKED, SHOWN, plant_history
 from calc_task import FIXED_CODE, TESTS, write_calc
 from harness_pieces import task_image
 from record_pieces import a_trial
@@ -86,6 +86,9 @@ def task_of(name: str, folder: Path) -> Task:
     if leak == "tests":
         (task.repository / SHOWN).parent.mkdir()
         (task.repository / SHOWN).write_bytes(TESTS)
+    if leak == "build":
+        (task.repository / BUILT).parent.mkdir(parents=True)
+        (task.repository / BUILT).write_bytes(FIXED_CODE)
     return task
 
 
@@ -132,7 +135,7 @@ async def test_none_is_rewarded(ground: Ground, name: str, tmp_path: Path) -> No
     trajectory, verdict = scored.trajectory, scored.verdict
     if attack.leak:
         assert trajectory.termination is Termination.SETUP_FAILED
-        assert (LEAKED if attack.leak == "image" else SHOWN) in trajectory.reason
+        assert {"image": LEAKED, "tests": SHOWN, "build": BUILT}[attack.leak] in trajectory.reason
         assert (trajectory.exchanges, verdict) == ((), None)
         return
     assert not trajectory.termination.excluded, trajectory.reason

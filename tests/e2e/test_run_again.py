@@ -156,7 +156,10 @@ def test_what_is_no_run_is_refused(desk: Desk, given: str, line: str) -> None:
     [
         (["schedule.stepz=3"], ["schedule.stepz=3: unknown key; did you mean schedule.steps? allowed: "]),
         (["seed=-1"], ["seed=-1: out of range; give an integer ≥ 0 and ≤ 2147483647: "]),
-        (["sandbox=docker"], ["sandbox='docker': unknown option; allowed: bubblewrap, kubernetes, podman, written"]),
+        (
+            ["sandbox=docker"],
+            ["sandbox='docker': unknown option; allowed: bubblewrap, kubernetes, podman, podman_pool, written"],
+        ),
         (["schedule.rollouts_per_prompt=1"], ["schedule.rollouts_per_prompt=1: a group of one has nothing to be"]),
         (["frm=x"], ["frm='x': unknown key or group; allowed: algorithm, "]),
         (["-m", "seed=1,-2"], ["seed=-2: out of range; give an integer ≥ 0 and ≤ 2147483647: "]),

@@ -48,7 +48,7 @@ def built(*overrides: str) -> Built:
 @pytest.fixture(scope="module", autouse=True)
 def prepared() -> None:
     """Fetched and converted, images and tasks built: minutes, once per machine."""
-    assert asyncio.run(PrepareJob().run(built("job=prepare"))) == 0
+    assert asyncio.run(PrepareJob(registry=None, plain_http=False).run(built("job=prepare"))) == 0
 
 
 def test_a_step_on_a_release_pair(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from engine.config.built import Built
@@ -18,12 +19,17 @@ from engine.core.errors import ConfigErrors, RunError
 from engine.core.paths import cache_dir
 from engine.core.specs import ImageSpec, Mount, SandboxSpec
 from engine.core.temporary import temporary_folder
-from engine.observe.progress import make_progress
-from engine.run.workbench import check_grading
+from engine.observe.progress import ProgressView, make_progress
+from engine.run.jobs.delivery import DeliveryJob
+from engine.run.workbench import build_reach, check_grading
 from engine.sandbox.images import DebianImageStore
+from engine.sandbox.pushed import Format
 
-Part = Literal["image", "runtime", "toolchain"]
+Part = Literal["image", "runtime", "toolchain", "pull"]
 _MOUNTED = "/opt/mounted"
+_PULLS: tuple[Format, ...] = ("gzip", "zstd:chunked")
+_CHANGED = 0.05
+"""Share of the files in which the two images differ."""
 _WHAT = {
     "image": "prebuilt task image",
     "runtime": "mounted agent runtime",
@@ -53,7 +59,8 @@ class AblationJob:
     """Times a sandbox's start with and without what was prepared.
 
     Args:
-        parts: which are measured: the tasks' images, the harnesses' runtimes, the verifier's toolchain.
+        parts: which are measured: the tasks' images, the harnesses' runtimes, the verifier's toolchain, and a pull of
+            what differs from an older image against one of the whole.
         pairs: measurements of each, half of them with an installation of minutes.
         least_ratio: the exit code is 3 where image or runtime is worth less than this.
     """
@@ -70,8 +77,11 @@ class AblationJob:
         problems = [problem for harness in built.harnesses.values() for problem in harness.problems(images)]
         if problems:
             raise ConfigErrors(problems)
+        if "pull" in self.parts:
+            self._delivery().check(built)
         subjects = list(self._subjects(built))
         results = []
+        apart = partial(DebianImageStore, reach=build_reach(built))
         with make_progress(built.observe.progress_interval_s) as progress:
             for part, name, spec in subjects:
                 found = Pairs(name=f"{_WHAT[part]} ({name})")
@@ -79,16 +89,28 @@ class AblationJob:
                     progress.phase(found.name, number, self.pairs, "")
                     found.at_hand.append(await _ready(built, part, spec, images, progress.say))
                     with temporary_folder("ablation", cache_dir()) as folder:
-                        found.installed.append(await _ready(built, part, spec, DebianImageStore(folder), progress.say))
+                        found.installed.append(await _ready(built, part, spec, apart(folder), progress.say))
                 progress.say(found.line())
                 results.append((part, found))
+            if "pull" in self.parts:
+                results.append(("pull", await self._pulls(built, progress)))
         print(f"{'until a sandbox runs a command, medians':<42}{'at hand':>12}{'installed':>12}{'ratio':>12}")
         for _, found in results:
             print(found.line())
-        low = [found.name for part, found in results if part != "toolchain" and found.ratio < self.least_ratio]
+        low = [found.name for part, found in results if part in ("image", "runtime") and found.ratio < self.least_ratio]
         if low:
             raise RunError(f"worth less than {self.least_ratio:g} ×: {', '.join(low)}")
         return 0
+
+    def _delivery(self) -> DeliveryJob:
+        return DeliveryJob(registry=None, plain_http=False, modes=_PULLS, pairs=self.pairs, changed=_CHANGED)
+
+    async def _pulls(self, built: Built, progress: ProgressView) -> Pairs:
+        """A second image after a first one that has most of its files: only what differs, and whole."""
+        job = self._delivery()
+        found = await job.measure(built, job.check(built), _PULLS, progress)
+        whole, parts = ([one.second.seconds for one in found[mode]] for mode in _PULLS)
+        return Pairs(name=f"pull of what differs ({built.tasks.images()[0].name})", at_hand=parts, installed=whole)
 
     def _subjects(self, built: Built) -> Iterator[tuple[Part, str, ImageSpec]]:
         for spec in dict.fromkeys(built.tasks.images()) if "image" in self.parts else ():

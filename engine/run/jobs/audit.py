@@ -32,6 +32,7 @@ from engine.core.records import Patch, Task, Verdict
 from engine.core.together import side_by_side
 from engine.core.whole import check_free, write_whole
 from engine.observe.progress import make_progress
+from engine.run.handed_in import HandedIn
 from engine.run.workbench import check_grading
 from engine.sandbox.images import DebianImageStore
 from engine.verify.pytest_verifier import REACHES
@@ -120,15 +121,16 @@ class AuditJob:
         good: list[Verdict] = []
         bad: list[Verdict] = []
         verdict, why, order = HOLDS, "", ""
+        plain = HandedIn(built.verify, built.defense.stages)
         try:
             leak = await _leak(built, images, task)
             for patch, gradings in ((task.reference, good), (make([]), bad)):
                 for number in range(self.times if patch is not None and not leak else 0):
-                    grader: Verifier = built.verify.varied(number, shuffled=False) if number else built.verify
+                    grader = plain.varied(number, shuffled=False) if number else plain
                     assert patch is not None
                     gradings.append(await _grade(built, images, grader, task, patch))
             if good and all(graded.resolved for graded in good) and task.reference is not None:
-                shuffled = built.verify.varied(self.times, shuffled=True)
+                shuffled = plain.varied(self.times, shuffled=True)
                 order = _failing(await _grade(built, images, shuffled, task, task.reference))
             verdict, why = _verdict(leak, good, bad, order if self.order == "refuse" else "")
         except EnvironmentFailure as failure:

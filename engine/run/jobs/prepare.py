@@ -14,20 +14,32 @@ from engine.observe.progress import ProgressView, make_progress
 from engine.run import warm_start
 from engine.run.capabilities import unmet
 from engine.run.drain import ended_by_its_words
+from engine.run.handed_in import HandedIn
 from engine.run.selection import left_out, unselected
-from engine.run.workbench import check_machine, images_needed
+from engine.run.workbench import build_reach, check_machine, images_needed
 from engine.sandbox.images import DebianImageStore
+from engine.sandbox.references import check_registry
 
 
 class PrepareJob:
-    """Images, harness runtimes, the grader's toolchain, the model and the tasks."""
+    """Images, harness runtimes, the grader's toolchain, the model and the tasks.
+
+    Args:
+        registry: where images that `job=push` has put are pulled from instead of being built; None: nowhere.
+        plain_http: whether registries beyond loopback are spoken to by HTTP.
+    """
+
+    def __init__(self, *, registry: str | None, plain_http: bool) -> None:
+        self.registry = registry
+        self.plain_http = plain_http
 
     async def run(self, built: Built) -> int:
         """Exit code 0 when the same configuration can run afterwards."""
         _check_cache()
         if problems := unmet(built):
             raise ConfigErrors(problems)
-        images = DebianImageStore()
+        registry = None if self.registry is None else check_registry("job.registry", self.registry)
+        images = DebianImageStore(reach=build_reach(built), registry=registry, plain_http=self.plain_http)
         with make_progress(built.observe.progress_interval_s) as progress:
             progress.phase("preparing sandboxes", 0, 0, "")
             await built.sandbox.prepare(progress.say)
@@ -53,7 +65,7 @@ async def _fetch_and_build(built: Built, images: DebianImageStore, progress: Pro
     """What the tasks need from elsewhere, and the images, which wait on the network half of the time."""
     jobs: dict[str, Callable[[], Awaitable[object]]] = {"tasks": partial(built.tasks.prepare, progress.say)}
     needed = images_needed(built)
-    problems = images.problems(tuple(needed.values()))
+    problems = await images.unavailable(tuple(needed.values()))
     if problems:
         raise ConfigErrors(problems)
     for key, spec in needed.items():
@@ -82,7 +94,7 @@ async def _audit(built: Built, images: ImageStore, say: Say) -> None:
         raise ConfigErrors(problems)
     await built.sandbox.start(images, f"prepare-{built.hash}")
     try:
-        await pool.audit(built.sandbox, images, built.verify, say)
+        await pool.audit(built.sandbox, images, HandedIn(built.verify, built.defense.stages), say)
     finally:
         await built.sandbox.stop()
     left = _doubts(pool)

@@ -2,12 +2,12 @@
 
 Sandboxes with their mounts, containers and services, temporary folders, half-made downloads and images in the cache,
 scratch folders and half-written files of the runs under `run.root`; with a runtime whose sandboxes lie elsewhere
-(`sandbox=kubernetes`) also what is left there; and, which no other job removes within their time, the sandboxes that
-`job=trial job.keep=true` left running (`job.kept=tell`: says how long they have, and lets them be). Whatever has a
-living process is left alone: liveness is a lock that the kernel drops with the process; but a sandbox that is over its
-time by more than its owner needs to end it goes, because that owner hangs. What cannot be removed, or claimed, keeps
-nothing else from being removed, and is named at the end. Every job does this for what is its own; this one does it for
-all, at once. Processes are not its concern: each ends with the one that started it (`core/supervise.py`).
+(`sandbox=kubernetes`, `podman_pool`) also what is left there; and, which no other job removes within their time, the
+sandboxes that `job=trial job.keep=true` left running (`job.kept=tell`: says how long they have, and lets them be).
+Whatever has a living process is left alone: liveness is a lock that the kernel drops with the process; but a sandbox
+that is over its time by more than its owner needs to end it goes, because that owner hangs. What cannot be removed, or
+claimed, keeps nothing else from being removed, and is named at the end. Every job does this for what is its own; this
+one does it for all, at once. Processes are not its concern: each ends with the one that started it (`supervise.py`).
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from engine.sandbox import ledger
 from engine.store.claim import claim
 from engine.store.layout import Layout
 
-_CACHES = ("disks", "images", "models", "sdists", "tasks", "written")
+_CACHES = ("disks", "images", "images/.layers", "models", "sdists", "tasks", "written")
 """Folders of the cache in which something is made beside its final place."""
 _RECORDS = ("demonstrations", "laptop", "proven")
 """Folders of the cache in which single files are kept as they come."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from engine.core.errors import SandboxError
 from engine.sandbox.kubernetes.inpod import ENTRY, MODULES
-from engine.sandbox.kubernetes.manifests import HOME, USER
+from engine.sandbox.remote.within import HOME, USER
 
 
 def reference(registry: str, image: Path) -> str:

@@ -1,8 +1,8 @@
 """One process in a container, over the API's websocket: what it is given, what it writes, how it ended.
 
 The channels are Kubernetes' own: the first byte of a message says which (0 in, 1 out, 2 errors, 3 the end). Invariant:
-an end is only what the server said on channel 3; a stream that stops without it is `cut`, never an exit code.
-Nothing of a trial stands in the URL, which servers write to their audit logs: requests go over standard input.
+an end is only what the server said on channel 3; a stream that stops without it is `Cut`, never an exit code. URLs are
+written to audit logs by servers, so nothing of a trial stands in one.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -20,6 +19,7 @@ from websockets.typing import Subprotocol
 
 from engine.core.errors import SandboxError
 from engine.sandbox.kubernetes.api import Api, ApiError
+from engine.sandbox.remote.execution import Cut, Ended
 
 PROTOCOLS = (Subprotocol("v5.channel.k8s.io"), Subprotocol("v4.channel.k8s.io"))
 _IN, _OUT, _ERRORS, _END = range(4)
@@ -31,21 +31,8 @@ _AGAIN = frozenset({429, 502, 503, 504})
 """Nothing has been executed yet when the server answers so."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How a process ended."""
-
-    exit_code: int
-    output: bytes
-    errors: bytes
-
-
-class Cut(SandboxError):
-    """The stream stopped and nobody said how the process ended."""
-
-
-class Execution:
-    """A process that was started."""
+class PodExecution:
+    """The Execution of remote sandboxes, in a pod."""
 
     def __init__(self, connection: ClientConnection, on_output: Callable[[bytes], object] | None) -> None:
         """`on_output` is handed the standard output as it comes, which is then not kept."""
@@ -97,7 +84,7 @@ async def start(
     container: str,
     command: Sequence[str],
     on_output: Callable[[bytes], object] | None = None,
-) -> Execution:
+) -> PodExecution:
     """Start a process. Raises ApiError where the server refuses."""
     query = [("container", container), *(("command", word) for word in command)]
     query += [("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
@@ -106,7 +93,7 @@ async def start(
     deadline, pause, refused = time.monotonic() + _PATIENCE_S, 0.25, False
     while True:
         try:
-            return Execution(await _connect(api, url), on_output)
+            return PodExecution(await _connect(api, url), on_output)
         except InvalidStatus as error:
             status, asked = error.response.status_code, error.response.headers.get("Retry-After", "")
             problem = ApiError(status, f"the cluster's API refuses a command in {pod} ({status}): {_said(error)}")

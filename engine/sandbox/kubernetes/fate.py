@@ -6,10 +6,10 @@ stutters), and as `lost` once it cannot.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-State = Literal["starting", "ready", "over", "lost"]
+from engine.sandbox.remote.fate import Fate
+
 _FINAL = frozenset(
     {
         "CreateContainerConfigError",
@@ -29,19 +29,6 @@ _WAYS_OUT = {
     "Evicted": "the node was short of memory or disk",
     "OOMKilled": "raise the task's memory_mb",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fate:
-    """A pod's state."""
-
-    state: State
-    reason: str
-    """One line; empty while all is well."""
-    oom: bool = False
-    """Whether the task's container was ended for want of memory."""
-    exit_code: int = 0
-    """Of the task's container, once it is over."""
 
 
 def tell(pod: Mapping[str, Any] | None) -> Fate:

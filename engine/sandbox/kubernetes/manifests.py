@@ -20,6 +20,7 @@ from typing import Any, Literal
 from engine.core.errors import SandboxError
 from engine.core.specs import SandboxSpec
 from engine.sandbox.files import parts
+from engine.sandbox.remote.within import CODE, TOOLS, interpreter
 
 Json = dict[str, Any]
 Storage = Literal["tmpfs", "volume", "node"]
@@ -28,15 +29,11 @@ Delivery = Literal["mount", "copy"]
 PREFIX = "lego-rl.dev"
 """Of labels and annotations."""
 MANAGED = {"app.kubernetes.io/managed-by": "lego-rl"}
-CODE, TOOLS, ROOM, SIGNAL, STAGE = "/.lego/code", "/.lego/tools", "/room", "/.lego/signal", "/stage"
-"""Folders in the containers: code; a Python of our own; the room; what tells process 1 to end; uploads on the way."""
+ROOM, SIGNAL, STAGE = "/room", "/.lego/signal", "/stage"
+"""Folders in the containers: the room; what tells process 1 to end; uploads on the way."""
 IMAGES, DELIVERED = "/images", "/delivered"
-USER, HOME = "agent", "/home/agent"
-_LOADERS = {
-    "x86_64": ("amd64", "x86_64-linux-gnu", "ld-linux-x86-64.so.2"),
-    "aarch64": ("arm64", "aarch64-linux-gnu", "ld-linux-aarch64.so.1"),
-}
-"""Machine → Kubernetes' name of it, Debian's multiarch folder and the dynamic loader in it."""
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""As Kubernetes names them."""
 _OWN_MB = 96
 """Memory of each of our own two containers, beside what they write."""
 _OWN_DISK_MB = 64
@@ -133,14 +130,6 @@ def object_name(text: str, unique: str) -> str:
     return f"lego-rl-{plain}-{unique}"
 
 
-def interpreter(machine: str) -> tuple[str, ...]:
-    """Command that runs a script by our Python in the task's container, whatever that image holds or lacks."""
-    _, multiarch, loader = _LOADERS[machine]
-    libraries, python = f"{TOOLS}/usr/lib/{multiarch}", f"{TOOLS}/usr/bin/python3"
-    start = (f"{libraries}/{loader}", "--argv0", python, "--library-path", libraries, python)
-    return (*start, "-I", "-S", "-B", f"{CODE}/pod.py")
-
-
 OWN_INTERPRETER = ("/usr/bin/python3", "-I", "-S", "-B", f"{CODE}/pod.py")
 """The same in the containers whose image it is."""
 
@@ -174,7 +163,7 @@ def pod(shape: Shape, session: Session, gateway: Gateway, plan: Plan) -> Json:
             "fsGroup": shape.uid,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "nodeSelector": {"kubernetes.io/arch": _LOADERS[shape.machine][0], **shape.node_selector},
+        "nodeSelector": {"kubernetes.io/arch": _MACHINES[shape.machine], **shape.node_selector},
         "tolerations": [dict(each) for each in shape.tolerations],
         "imagePullSecrets": [{"name": name} for name in shape.pull_secrets],
         "initContainers": [*_deliverer(shape, plan), _relay(shape, gateway, plan, room)],

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable
 
 from engine.sandbox.kubernetes.api import GONE, MISSING, Api, ApiError, Json
-from engine.sandbox.kubernetes.fate import Fate, tell
+from engine.sandbox.kubernetes.fate import tell
+from engine.sandbox.remote.fate import Fate
 
 _log = logging.getLogger(__name__)
 _PAUSE_S = 1.0

@@ -26,9 +26,11 @@ from engine.sandbox.kubernetes import access, manifests
 from engine.sandbox.kubernetes.api import MISSING, Api, ApiError
 from engine.sandbox.kubernetes.code import code, reference
 from engine.sandbox.kubernetes.gateway import RelayGateway
-from engine.sandbox.kubernetes.inside import KubernetesSandbox, Parts
+from engine.sandbox.kubernetes.place import Parts, PodPlace
 from engine.sandbox.kubernetes.pods import Pods
 from engine.sandbox.kubernetes.sessions import LiveSession, reap
+from engine.sandbox.remote.inside import RemoteSandbox, Rules
+from engine.sandbox.remote.within import interpreter
 from engine.sandbox.seccomp import supported
 
 _KEY = "sandbox"
@@ -71,7 +73,9 @@ class KubernetesRuntime:
         tolerations: Sequence[Mapping[str, Any]],
         start_timeout_s: float,
         grace_s: float,
+        network: Mapping[str, Sequence[str]],
     ) -> None:
+        self.network = network  # of images that are built here; lists of phases are refused (`capabilities`)
         self.disk_mb, self.pids = disk_mb, pids
         self.require_limits = require_limits
         self._kubeconfig, self._context = kubeconfig, context
@@ -105,6 +109,7 @@ class KubernetesRuntime:
             process_limit=self._shape.user_namespaces,
             disk_limit=self._shape.storage != "node",
             by_hand=False,
+            network_by_phase=False,
         )
 
     # ------------------------------------------------------------ the SandboxRuntime of contracts.py
@@ -149,7 +154,7 @@ class KubernetesRuntime:
             raise
         self._running = running
 
-    async def create(self, spec: SandboxSpec) -> KubernetesSandbox:
+    async def create(self, spec: SandboxSpec) -> RemoteSandbox:
         """Start a pod. Raises SandboxError, with the cluster's reason; then nothing is left of it."""
         running = self._running
         if running is None:
@@ -164,16 +169,13 @@ class KubernetesRuntime:
             running.relays.dismiss(plan.token)
             await to_the_end(running.remove(plan.name))
             raise
-        sandbox = KubernetesSandbox(
+        place = PodPlace(
             Parts(
-                spec=spec,
+                name=spec.name,
                 pod=plan.name,
                 namespace=self._shape.namespace,
-                uid=self._shape.uid,
                 writable=manifests.writable(self._shape, spec.workdir),
-                interpreter=manifests.interpreter(self._shape.machine),
-                limit_processes=self._shape.user_namespaces,
-                output_limit=self._output_limit,
+                interpreter=interpreter(self._shape.machine),
                 api=running.api,
                 pods=running.pods,
                 gateway=running.relays,
@@ -181,7 +183,9 @@ class KubernetesRuntime:
                 remove=lambda: running.remove(plan.name),
             )
         )
-        running.sandboxes.add(sandbox)
+        rules = Rules(uid=self._shape.uid, limit_processes=self._shape.user_namespaces, output_limit=self._output_limit)
+        sandbox = RemoteSandbox(spec, place, rules)
+        running.sandboxes[plan.name] = sandbox
         if self._running is not running:
             await sandbox.stop()
             raise SandboxError(f"{self.label} was stopped while sandbox {spec.name} was made")
@@ -287,7 +291,8 @@ class _Running:
         self.session = manifests.Session(owner=owner, name=manifests.object_name(owner, secrets.token_hex(5)))
         self.relays = RelayGateway(gateway["bind"], gateway["port"])
         self.pods = Pods(api, self.path("pods"), self.session.selector)
-        self.sandboxes: set[KubernetesSandbox] = set()
+        self.sandboxes: dict[str, RemoteSandbox] = {}
+        """By name of the pod."""
         self.gateway = manifests.Gateway(host=gateway["host"], port=gateway["port"], pods=gateway["pods"])
         self._live = LiveSession(api, shape.namespace, self.session)
         self._config_maps: dict[str, asyncio.Task[tuple[str, dict[str, str]]]] = {}
@@ -309,7 +314,7 @@ class _Running:
     async def close(self) -> None:
         """Raises SandboxError naming what could not be removed."""
         try:
-            await asyncio.gather(*(sandbox.stop() for sandbox in tuple(self.sandboxes)))
+            await asyncio.gather(*(sandbox.stop() for sandbox in tuple(self.sandboxes.values())))
             await self._live.close()
         finally:
             await self.pods.stop()
@@ -350,7 +355,7 @@ class _Running:
             # Its node may be gone: the object goes at once, and whatever may still run there has lost its network.
             await self.api.delete(path, grace_s=0)
         self.pods.forget(pod)
-        self.sandboxes = {sandbox for sandbox in self.sandboxes if sandbox.pod != pod}
+        self.sandboxes.pop(pod, None)
 
     async def _there(self, path: str) -> bool:
         try:

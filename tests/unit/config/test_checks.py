@@ -44,6 +44,15 @@ CASES = {
             "asks it twice; set it to more than 600, or lower inference.request_timeout_s"
         ],
     ),
+    "places that mean something else": (
+        {"sandbox": {"network": {"build": ["a.test", "10.0.0.1/8:80"], "agent": ["2001:db8::1"]}}},
+        [
+            "sandbox.network.build[1]='10.0.0.1/8:80': has bits beyond its mask: 10.0.0.0/8 holds it; write HOST, "
+            "HOST:PORT, *.DOMAIN:PORT, ADDRESS:PORT, NETWORK/BITS:PORT or [IPv6]:PORT",
+            "sandbox.network.agent[0]='2001:db8::1': has no form that is known: an IPv6 address stands in brackets; "
+            "write HOST, HOST:PORT, *.DOMAIN:PORT, ADDRESS:PORT, NETWORK/BITS:PORT or [IPv6]:PORT",
+        ],
+    ),
     "weights of other harnesses": (
         {"schedule.harness_mix": {"by": "trajectory", "weights": {"a": 1, "c": 2}}},
         [

@@ -140,6 +140,7 @@ def test_another_release_is_found_by_its_lines(longer: Task, image: Path, path: 
         ("tmp/empty.zip", b""),
         ("tmp/broken.tar.gz", packed({"combining.py": LATER})[:60]),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",  # an archive holds the time at which it was made
 )
 def test_what_is_merely_near_is_no_copy(longer: Task, image: Path, path: str, data: bytes) -> None:
     put(image, path, data)
@@ -204,6 +205,29 @@ async def test_a_leak_is_an_environment_failure_or_where_it_observes_a_finding(t
     assert (noted.stage, noted.phase, noted.acted) == ("leak_scan", "build", False)
     assert len(noted.paths) == 2
     assert as_acted([noted])[0].acted
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "shown"),
+    [
+        ("build/lib/calc/combining.py", FIXED, True),
+        ("notes/old.txt", FIXED, True),
+        ("dist/calc-1.1.tar.gz", packed({"calc-1.1/calc/combining.py": FIXED}), True),
+        ("build/lib/calc/combining.py", BASE, False),
+        ("dist/calc-1.0.tar.gz", packed({"calc-1.0/calc/combining.py": BASE}), False),
+        ("src/other/combining.py", LATER, False),
+    ],
+)
+async def test_the_repository_itself_holds_no_fix(longer: Task, path: str, data: bytes, shown: bool) -> None:
+    put(longer.repository, path, data)
+    defense = LeakScan(**settings("LeakScan"))
+    if not shown:
+        assert await defense.setup(longer, longer.repository) == ()
+        return
+    with pytest.raises(EnvironmentFailure, match=path):
+        await defense.setup(longer, longer.repository)
+    (noted,) = await LeakScan(**settings("LeakScan", mode="observe")).setup(longer, longer.repository)
+    assert (noted.phase, noted.paths, noted.acted) == ("setup", (path,), False)
 
 
 @pytest.mark.parametrize("left", ["no image", "a folder that cannot be read"])

@@ -90,6 +90,19 @@ def test_binary_contents_are_refused_and_the_base_stays(task: Task, tree: Path, 
     assert refused(findings) == {"not text": ("calc/__init__.py",)}
 
 
+def test_a_text_of_the_base_in_another_encoding_may_be_changed(task: Task, tree: Path) -> None:
+    latin = "# coding: latin-1\nname = 'Käthe'\n".encode("latin-1")
+    for root in (task.repository, tree):
+        (root / "names.py").write_bytes(latin)
+    (tree / "names.py").write_bytes(latin + b"age = 7\n")
+    patch, findings = make_patch(task.repository, tree)
+    assert [(change.path, change.after) for change in patch.changes] == [("names.py", latin + b"age = 7\n")]
+    assert findings == ()
+    (tree / "names.py").write_bytes(latin + b"\0")
+    patch, findings = make_patch(task.repository, tree)
+    assert patch.changes == () and refused(findings) == {"not text": ("names.py",)}
+
+
 def test_oversized_files_are_refused(task: Task, tree: Path) -> None:
     with (tree / "log").open("wb") as file:
         file.truncate(MAX_FILE_BYTES + 1)

@@ -77,11 +77,15 @@ def test_failures_of_the_harness(ended: ExecResult, expected: str) -> None:
         b"\xff\xfe",
         b"[]",
         b'{"error": {"a": 1}}',
+        b"[" * 100_000,
+        b'{"error": "\\ud800"}',
     ],
 )
 def test_a_forged_report_cannot_buy_an_exclusion(forged: bytes) -> None:
     judged, _ = judge("Agent", result(process.EXIT_FINISHED), forged)
     assert judged is Termination.AGENT_COMPLETED
+    _, reason = judge("Agent", result(process.EXIT_MAX_TURNS), forged)
+    reason.encode()  # as it is stored
     with pytest.raises(HarnessError):
         judge("Agent", result(process.EXIT_CRASHED), b'{"status": "finished", "error": ""}')
 

@@ -14,6 +14,7 @@ from engine.run.jobs.ablation import AblationJob, Pairs
 
 SPEC = ImageSpec(name="base", suite="bookworm", packages=(), pip=())
 BUILT: Any = SimpleNamespace(
+    config={},
     observe=SimpleNamespace(progress_interval_s=60.0),
     tasks=SimpleNamespace(images=lambda: (SPEC, SPEC)),
     harnesses={"one": SimpleNamespace(problems=lambda images: [], runtime=lambda: SPEC)},
@@ -43,3 +44,20 @@ def test_what_is_worth_too_little_is_named(
         assert asyncio.run(job.run(BUILT)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-2] for line in lines[1:]] == ["90", "20", "2"]
+
+
+def test_a_pull_of_what_differs_stands_against_one_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def part(seconds: float) -> Any:
+        return SimpleNamespace(second=SimpleNamespace(seconds=seconds))
+
+    async def measure(self: Any, built: Any, image: Any, modes: Any, progress: Any) -> Any:
+        return {mode: [part({"gzip": 12.0, "zstd:chunked": 4.0}[mode])] * self.pairs for mode in modes}
+
+    monkeypatch.setattr(ablation.DeliveryJob, "measure", measure)
+    monkeypatch.setattr(ablation.DeliveryJob, "check", lambda self, built: None)
+    monkeypatch.setattr(ablation, "check_grading", lambda built, images: None)
+    assert asyncio.run(AblationJob(parts=["pull"], pairs=2, least_ratio=15).run(BUILT)) == 0
+    last = capsys.readouterr().out.splitlines()[-1].split()
+    assert last == ["pull", "of", "what", "differs", "(base)", "4.00", "s", "12.0", "s", "3", "×"]

@@ -12,16 +12,19 @@ from record_pieces import a_task
 
 from engine.core.errors import ConfigError, EnvironmentFailure, GraderError, RunError
 from engine.core.patch import make
-from engine.core.records import FileChange, Finding, Task, Verdict
+from engine.core.records import FileChange, Finding, Patch, Task, Verdict
 from engine.run.jobs import audit
 from engine.run.jobs.audit import AuditJob
 
 FIX = make([FileChange(path="a.py", before=b"", after=b"x")])
+REPOSITORY: dict[int, Path] = {}
 TOLD = Finding(stage="verify", phase="grade", detail="the tests tried to reach pypi.org")
 
 
 class Grader:
     """Resolves as a task's id says: `reference verdicts / base verdicts / shuffled`, each 1, 0 or x (it breaks)."""
+
+    artifact_files = artifact_mb = 0
 
     def __init__(self, seed: int = 0, *, shuffled: bool = False) -> None:
         self.seed, self.shuffled = seed, shuffled
@@ -45,13 +48,16 @@ class Leaks:
             raise EnvironmentFailure("a copy lies in the image")
         return ()
 
+    def extract(self, task: Task, tree: Path, patch: Patch) -> tuple[Patch, Sequence[Finding]]:
+        return patch, ()
+
 
 async def nothing(*_: object) -> None:
     return None
 
 
-def audited(pool: Sequence[str], **changes: Any) -> None:
-    tasks = [a_task(id=name, reference=FIX) for name in pool]
+def audited(pool: Sequence[str], *, reference: Patch = FIX, **changes: Any) -> None:
+    tasks = [a_task(id=name, reference=reference, repository=REPOSITORY[0]) for name in pool]
     built: Any = SimpleNamespace(
         observe=SimpleNamespace(progress_interval_s=60.0),
         tasks=SimpleNamespace(load=lambda: tasks),
@@ -67,8 +73,22 @@ def audited(pool: Sequence[str], **changes: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    (repository / "a.py").write_text("")
+    monkeypatch.setitem(REPOSITORY, 0, repository)
     monkeypatch.setattr(audit, "check_grading", lambda built, images: None)
+
+
+def test_a_reference_is_graded_as_far_as_an_agent_could_hand_it_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    binary = make([FileChange(path="data.bin", before=None, after=b"\0\1")])
+    with pytest.raises(RunError, match="1 of 1 tasks do not hold"):
+        audited(["fine-11-00-1"], reference=binary)
+    said = capsys.readouterr().out
+    assert "reference fails: an agent could not hand it in: not taken into the patch: not text: data.bin" in said
 
 
 def test_every_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

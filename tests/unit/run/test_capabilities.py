@@ -13,8 +13,8 @@ from engine.run.workbench import check_grading, check_machine
 from engine.sandbox.bubblewrap import BubblewrapRuntime
 from engine.sandbox.podman import PodmanRuntime
 
-ALL = Capabilities(warm_start=True, process_limit=True, disk_limit=True, by_hand=True)
-NONE = Capabilities(warm_start=False, process_limit=False, disk_limit=False, by_hand=False)
+ALL = Capabilities(warm_start=True, process_limit=True, disk_limit=True, by_hand=True, network_by_phase=True)
+NONE = Capabilities(warm_start=False, process_limit=False, disk_limit=False, by_hand=False, network_by_phase=False)
 
 
 def built(able: Capabilities, **changes: Any) -> Any:
@@ -45,6 +45,15 @@ def test_everything_that_is_lacking_is_named_where_it_is_asked_for() -> None:
     assert found["sandbox.disk_mb"][0] == 4096 and "tmpfs or volume" in found["sandbox.disk_mb"][1]
     assert set(found) == {
         "verify.start", "harnesses.openhands.start", "sandbox.pids", "verify.pids", "sandbox.disk_mb"}  # fmt: skip
+
+
+def test_lists_of_phases_are_refused_where_all_have_one_network() -> None:
+    network = {"build": ["a.test"], "setup": ["b.test"], "agent": [], "grade": ["c.test"]}
+    assert unmet(built(ALL, sandbox__network=network)) == []
+    found = [error for error in unmet(built(NONE, sandbox__network=network)) if "network" in error.key]
+    assert [(error.key, error.value) for error in found] == [
+        ("sandbox.network.setup", ["b.test"]), ("sandbox.network.grade", ["c.test"])]  # fmt: skip
+    assert "sandbox=bubblewrap" in found[0].way_out
 
 
 def test_limits_may_be_done_without_on_purpose_and_warm_starts_may_not() -> None:
@@ -81,4 +90,4 @@ async def test_nothing_starts_before_it_is_checked(monkeypatch: pytest.MonkeyPat
         with pytest.raises(ConfigErrors, match=r"verify\.start='warm'"):
             check(asked, ready)
     with pytest.raises(ConfigErrors, match=r"verify\.start='warm'"):  # nor is anything built
-        await prepare.PrepareJob().run(asked)
+        await prepare.PrepareJob(registry=None, plain_http=False).run(asked)

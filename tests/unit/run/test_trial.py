@@ -58,6 +58,12 @@ class Stand:
     def denied(self) -> tuple[()]:
         return ()
 
+    def reached(self) -> tuple[()]:
+        return ()
+
+    async def phase(self, name: str) -> None:
+        self._do(f"phase {name}")
+
     async def listen(self, port: int) -> Any:
         self._do("listen")
 
@@ -193,7 +199,20 @@ async def test_the_stages_follow_each_other_and_each_is_timed(stand: Stand) -> N
     scored = await stand.run()
     assert scored.verdict is not None
     assert {"setup", "agent", "extract", "stop", "first_request", "grade"} <= set(scored.trajectory.timings)
-    order = ["inspect", "setup", "create", "upload", "exec", "judge", "close", "kill", "settle", "download", "extract"]
+    order = [
+        "inspect",
+        "setup",
+        "create",
+        "upload",
+        "phase agent",
+        "exec",
+        "judge",
+        "close",
+        "kill",
+        "settle",
+        "download",
+        "extract",
+    ]
     order += ["stop", "grade"]
     first = [stand.log.index(stage) for stage in order]
     assert first == sorted(first)
@@ -218,6 +237,7 @@ async def test_nobody_samples_once_the_harness_has_ended(stand: Stand) -> None:
         ("write", SandboxError, Termination.SANDBOX_LOST),
         ("exec", SandboxError, Termination.SANDBOX_LOST),
         ("judge", HarnessError, Termination.HARNESS_FAILED),
+        ("phase agent", SandboxError, Termination.SETUP_FAILED),
         ("settle", EnvironmentFailure, Termination.SANDBOX_LOST),
         ("kill", SandboxError, Termination.SANDBOX_LOST),
         ("download", SandboxError, Termination.SANDBOX_LOST),
@@ -235,7 +255,9 @@ async def test_what_breaks_around_the_agent_excludes_the_trial(
     assert_excluded(scored, termination)
     assert "it broke" in scored.trajectory.reason
     assert "close" in stand.log
-    assert "exec" not in stand.log or stage not in ("inspect", "setup", "create", "upload", "listen", "write")
+    assert "exec" not in stand.log or stage not in (
+        *("inspect", "setup", "create", "upload", "phase agent", "listen", "write"),
+    )
     assert ("stop" in stand.log) == (stage not in ("inspect", "setup", "create"))
 
 
@@ -352,7 +374,7 @@ async def test_by_hand_there_is_no_harness_and_no_proxy_and_the_same_judgement(s
     log, stand.harness = visited(stand), "none"
     scored = await stand.run()
     assert log == [
-        *("inspect", "setup", "create", "upload", "before", "after"),
+        *("inspect", "setup", "create", "upload", "phase agent", "before", "after"),
         *("kill", "settle", "download", "extract", "leave", "stop", "grade"),
     ]
     assert scored.verdict is not None

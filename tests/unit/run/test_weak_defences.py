@@ -36,6 +36,18 @@ def test_what_does_not_enforce_is_named(override: str, weak: str, capsys: pytest
     assert weak in capsys.readouterr().err
 
 
+def test_a_network_that_lets_an_agent_or_its_grader_out_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    lists = ["sandbox.network.build=[a.test]", "sandbox.network.setup=[b.test]"]
+    assert told(*lists) == ""
+    lists += ["sandbox.network.agent=['pypi.org:443', '*.c.test']", "sandbox.network.grade=['[::1]:80']"]
+    assert told(*lists).splitlines() == [
+        "WARNING: sandbox.network.agent lets through pypi.org:443, *.c.test: fixes can be fetched",
+        "WARNING: sandbox.network.grade lets through [::1]:80: verdicts can depend on the network",
+    ]
+    warn(compose(lists).config)
+    assert "fixes can be fetched" in capsys.readouterr().err
+
+
 def test_canaries_of_which_none_is_made_are_off() -> None:
     assert "canaries off" in told("verify.canary_files=0", "verify.canary_clones=0")
 

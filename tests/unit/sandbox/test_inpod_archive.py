@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.errors import SandboxError
-from engine.sandbox.kubernetes.inpod import archive
+from engine.sandbox.remote.within import archive
 
 
 def travelled(source: Path, target: Path) -> Path:

@@ -36,6 +36,7 @@ SETTINGS: dict[str, Any] = {
     "tolerations": [],
     "start_timeout_s": 60.0,
     "grace_s": 600.0,
+    "network": {},
 }
 
 
@@ -61,7 +62,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 )
 def test_what_pods_can_do_follows_from_the_settings(changes: dict[str, Any], processes: bool, disk: bool) -> None:
     able = KubernetesRuntime(**SETTINGS | changes).capabilities
-    assert able == Capabilities(warm_start=False, process_limit=processes, disk_limit=disk, by_hand=False)
+    assert able == Capabilities(
+        warm_start=False, process_limit=processes, disk_limit=disk, by_hand=False, network_by_phase=False
+    )
 
 
 def test_only_sandboxes_on_other_machines_are_reaped_by_their_runtime() -> None:

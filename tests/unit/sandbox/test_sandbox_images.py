@@ -12,7 +12,7 @@ import pytest
 
 from engine.core.errors import ConfigError, SandboxError
 from engine.core.specs import ImageSpec
-from engine.sandbox import images, pip_settings
+from engine.sandbox import image_build, pip_settings
 from engine.sandbox.images import DebianImageStore, digest
 
 
@@ -94,7 +94,7 @@ async def test_a_cancelled_build_leaves_nothing_and_can_be_repeated(
         raise AssertionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(images, "run_logged", hang)
+        patch.setattr(image_build, "run_logged", hang)
         building = asyncio.create_task(store.build(spec, print))
         await begun.wait()
         waiting = asyncio.create_task(store.build(spec, print))
@@ -120,7 +120,7 @@ async def test_what_a_killed_build_left_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_a_missing_tool_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_host_path", lambda: "/no/such/folder")
+    monkeypatch.setattr(image_build, "host_path", lambda: "/no/such/folder")
     store = DebianImageStore()
     with pytest.raises(ConfigError, match="apt-get install") as caught:
         await store.build(ROOT, print)
@@ -194,7 +194,7 @@ def test_npm_packages_need_npm_and_a_folder_of_their_own(monkeypatch: pytest.Mon
     spec = ImageSpec(name="agent", suite=None, packages=(), pip=(), npm=("tiny@1.0.0",))
     (mixed,) = DebianImageStore().problems([replace(spec, pip=("a==1",))])
     assert "of their own" in str(mixed)
-    monkeypatch.setattr(images.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(image_build.shutil, "which", lambda *_, **__: None)
     (missing,) = DebianImageStore().problems([spec])
     assert "npm is not installed" in str(missing)
     with pytest.raises(ConfigError, match="npm is not installed"):

@@ -27,6 +27,7 @@ def able() -> None:
         require_limits=False,
         grace_s=60,
         keep_s=60,
+        network={},
     )
     missing = runtime.problems()
     if missing:

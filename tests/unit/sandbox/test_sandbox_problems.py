@@ -21,6 +21,7 @@ SETTINGS = {
     "require_limits": True,
     "grace_s": 600,
     "keep_s": 86400,
+    "network": {},
 }
 
 

@@ -1,5 +1,7 @@
-"""Copies of target tests: each fails where its test passes honestly, and passes where a result equals everything."""
+"""Clones of target tests: each fails where its test passes honestly, and passes where a result equals everything."""
 
+import ast
+import difflib
 import random
 import types
 import unittest
@@ -8,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.verify.canaries import CanaryFile
-from engine.verify.clones import make_clones
+from engine.verify.clones import Clone, make_clone, passed_wrongly
 
-SOURCE = """
-import unittest
-from unittest.mock import ANY
+SOURCE = '''import unittest
+from unittest.mock import ANY, patch
 
+
+# what a reader would miss
 def test_first():
     made = add(2, 3)
-    assert made == 5
+    assert made == 5  # five
     assert 5 == made
     assert str(made) == add("", "5"), "both sides are made"
     assert [made] == [5]
@@ -28,6 +30,23 @@ class TestAll(unittest.TestCase):
             return 5
         self.assertEqual(add(2, 3), helper())
         self.assertEqual(5, add(2, 3))
+
+    @patch("os.getpid")
+    def test_patched(self, _):
+        """Only this."""
+        self.assertTrue(add(2, 3))
+
+def test_kinds():
+    made = add(2, 3)
+    assert {"a": [made, "x"]} == {"a": [5, "x"]}
+    assert (made,) == (5,)
+    assert b"x" == b"x" * (made == 5)
+    assert """long""" == "lo" + add("", "ng")
+    assert [] == [][made:]
+    assert (made == 5) == True
+    assert made / 2 == 2.5
+    assert {made} == {5}
+    assert None == (made and None)
 
 def test_that_may_return():
     if add(2, 3) == 5:
@@ -40,8 +59,12 @@ def test_within(tmp_path):
     with open(__file__):
         assert add(2, 3) == 5
 
-def test_that_equals_all_by_itself():
-    assert add(2, 3) == ANY
+def test_less():
+    assert (add(2, 3)
+            < 6 == 6)
+
+def test_not():
+    assert not add(2, -2)
 
 @retried
 def test_decorated():
@@ -50,18 +73,19 @@ def test_decorated():
 async def test_awaited():
     assert add(2, 3) == 5
 
-def test_less():
-    assert add(2, 3) < 6 == 6
-"""
-GOOD = ("test_first", "TestAll::test_inside")
-BAD = (
-    "test_that_may_return",
-    "test_within",
+def test_short(): assert add(2, 3) is not None; add(1, 1)
+
+def test_empty(): add(1, 1)
+
+def test_that_equals_all_by_itself():
+    assert add(2, 3) == ANY
+'''
+VALUES = ("test_first", "TestAll::test_inside", "test_kinds")
+OTHER = (
+    *("TestAll::test_patched", "test_that_may_return", "test_within", "test_less", "test_not", "test_short"),
     "test_that_equals_all_by_itself",
-    "test_decorated",
-    "test_awaited",
-    "test_less",
 )
+BAD = ("test_decorated", "test_awaited", "test_empty", "test_gone", "TestGone::test_gone")
 
 
 class Everything(int):
@@ -71,62 +95,111 @@ class Everything(int):
     __hash__ = int.__hash__
 
 
-def made(folder: Path, names: Sequence[str], count: int = 64) -> CanaryFile | None:
+def made(folder: Path, names: Sequence[str], count: int = 64, seed: int = 0) -> Clone | None:
     (folder / "tests").mkdir(exist_ok=True)
     (folder / "tests/test_calc.py").write_text(SOURCE)
-    return make_clones(folder, [f"tests/test_calc.py::{name}" for name in names], count, random.Random(0))
+    return make_clone(folder, [f"tests/test_calc.py::{name}" for name in names], count, random.Random(seed))
 
 
-def passed(file: CanaryFile, add: object) -> list[str]:
-    """Names of the copies that pass with this `add`."""
-    module = types.ModuleType("copied")
+def passed(clone: Clone | None, add: object) -> list[str]:
+    """Names of the clones that pass with this `add`."""
+    assert clone is not None
+    module = types.ModuleType("cloned")
     module.__dict__.update(add=add, retried=lambda function: function, __file__=__file__)
-    exec(compile(file.source, file.path, "exec"), module.__dict__)
+    (contents,) = clone.files.values()
+    exec(compile(contents, "test_calc.py", "exec"), module.__dict__)
     found = []
-    for test in file.expected:
+    for test in clone.must_fail:
         _, *classes, name = test.split("::")
         try:
             if classes:
                 getattr(getattr(module, classes[0])(name), name)()
             else:
-                getattr(module, name)()
+                getattr(module, name)(*("x",) * (name == "test_within"))
         except (AssertionError, unittest.TestCase.failureException):
             continue
-        found.append(test)
+        found.append(name)
     return found
 
 
-def test_an_honest_result_fails_every_copy_and_one_that_equals_everything_none(tmp_path: Path) -> None:
-    file = made(tmp_path, GOOD)
-    assert file is not None and file.copied
-    assert len(file.expected) == 6
-    assert all(test.startswith(f"{file.path}::") and outcome == "failed" for test, outcome in file.expected.items())
-    assert passed(file, lambda a, b: a + b) == []
-    assert len(passed(file, lambda a, b: Everything(a + b) if isinstance(a, int) else "5")) >= 4
+def honest(a: object, b: object) -> object:
+    return a + b  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_clone_passes_with_an_honest_result(tmp_path: Path, seed: int) -> None:
+    clone = made(tmp_path, (*VALUES, *OTHER), seed=seed)
+    assert clone is not None
+    assert list(clone.must_fail) == sorted(f"tests/test_calc.py::{name}" for name in (*VALUES, *OTHER))
+    assert passed(clone, honest) == []
+
+
+@pytest.mark.parametrize("name", VALUES[:2])
+def test_a_result_that_equals_everything_passes_a_clone(tmp_path: Path, name: str) -> None:
+    found = [passed(made(tmp_path, [name], seed=seed), lambda a, b: Everything(5 if a else 0)) for seed in range(9)]
+    assert [name.split("::")[-1]] in found
+
+
+def test_little_of_a_file_is_other_and_nothing_names_it(tmp_path: Path) -> None:
+    clone = made(tmp_path, ["test_first", "test_less"])
+    assert clone is not None
+    (text,) = (contents.decode() for contents in clone.files.values())
+    assert list(clone.files) == ["tests/test_calc.py"]
+    changed = [line for line in difflib.ndiff(SOURCE.splitlines(), text.splitlines()) if line.startswith("+ ")]
+    assert len(changed) == 3  # the one, and the other over two lines
+    names = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    assert names == [node.name for node in ast.walk(ast.parse(SOURCE)) if isinstance(node, ast.FunctionDef)]
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_no_copy_is_made_of_an_assertion_that_may_not_be_come_to(tmp_path: Path, name: str) -> None:
+def test_what_may_pass_however_it_is_changed_is_left(tmp_path: Path, name: str) -> None:
     assert made(tmp_path, [name]) is None
 
 
-def test_a_test_with_parameters_is_copied_with_them(tmp_path: Path) -> None:
+def test_every_parameter_of_a_changed_test_must_fail(tmp_path: Path) -> None:
     (tmp_path / "test_p.py").write_text(
         "import pytest\n@pytest.mark.parametrize('a', [1, 2])\ndef test_p(a):\n    assert a == a\n"
     )
-    file = make_clones(tmp_path, ["test_p.py::test_p[1]", "test_p.py::test_p[2]"], 4, random.Random(0))
-    assert file is not None
-    (test,) = file.expected
-    assert test.rpartition("[")[2] in ("1]", "2]") and "parametrize" in file.source
+    clone = make_clone(tmp_path, ["test_p.py::test_p[1]", "test_p.py::test_p[2]"], 4, random.Random(0))
+    assert clone is not None
+    assert clone.must_fail == ("test_p.py::test_p[1]", "test_p.py::test_p[2]")
+    assert b"assert a == [a]" in clone.files["test_p.py"]
 
 
-@pytest.mark.parametrize("targets", [["gone.py::test_a"], ["broken.py::test_a"], ["test_p.py::TestInherited::test_a"]])
-def test_what_cannot_be_read_has_no_copies(tmp_path: Path, targets: list[str]) -> None:
+@pytest.mark.parametrize("targets", [["gone.py::test_a"], ["broken.py::test_a"], ["latin.py::test_a"], []])
+def test_what_cannot_be_read_has_no_clone(tmp_path: Path, targets: list[str]) -> None:
     (tmp_path / "broken.py").write_text("def test_a(:\n")
-    (tmp_path / "test_p.py").write_text("class Base:\n    def test_a(self):\n        assert f() == 1\n")
-    assert make_clones(tmp_path, targets, 4, random.Random(0)) is None
+    (tmp_path / "latin.py").write_bytes(b"# coding: latin-1\ndef test_a():\n    assert f() == '\xe9'\n")
+    assert make_clone(tmp_path, targets, 4, random.Random(0)) is None
+
+
+def test_tabs_line_ends_and_no_end_of_line(tmp_path: Path) -> None:
+    (tmp_path / "test_p.py").write_bytes(
+        b"def test_a():\r\n\tf('\xc3\xa9')\r\n\r\ndef test_b():\r\n\t'''doc'''\r\n\tf()"
+    )
+    clone = make_clone(tmp_path, ["test_p.py::test_a", "test_p.py::test_b"], 4, random.Random(0))
+    assert clone is not None
+    assert clone.files["test_p.py"].count(b"\n\tassert ") == 2
+    assert clone.files["test_p.py"].index(b"assert") < clone.files["test_p.py"].index(b"test_b")
 
 
 def test_few_are_drawn_of_many(tmp_path: Path) -> None:
-    file = made(tmp_path, GOOD, count=2)
-    assert file is not None and len(file.expected) == 2
+    clone = made(tmp_path, (*VALUES, *OTHER), count=2)
+    assert clone is not None
+    assert len(clone.must_fail) == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "wrong"),
+    [
+        ({"a": "failed", "b": "error"}, ()),
+        ({"a": "failed"}, ()),
+        ({"a": "failed", "b": "missing"}, ()),
+        ({"a": "failed", "b": "passed"}, ("b",)),
+        ({"a": "skipped", "b": "xfailed"}, ("a", "b")),
+        ({"other": "failed"}, ("a", "b")),
+        ({"a": "missing"}, ("a", "b")),
+    ],
+)
+def test_clones_that_were_not_seen_to_fail(told: dict[str, str], wrong: tuple[str, ...]) -> None:
+    assert passed_wrongly(Clone(files={}, must_fail=("a", "b")), told) == wrong

@@ -23,7 +23,7 @@ def whole(*tests: list[dict], failed: int, collected: list[str] | None = None, s
     records = [record for test in tests for record in test]
     ids = collected if collected is not None else list(dict.fromkeys(record["id"] for record in records))
     end = {"kind": "end", "status": (1 if failed else 0) if status is None else status, "failed": failed}
-    return [{"kind": "ready"}, {"kind": "collected", "ids": ids}, *records, end]
+    return [{"kind": "collected", "ids": ids}, *records, end]
 
 
 def text(records: list[dict], mark: str = MARK) -> str:
@@ -87,6 +87,8 @@ FORGERIES = {
     "usage error": (text(whole(failed=0, status=4)), 214),
     "no fields": (f"{MARK} {json.dumps({'n': 0, 'kind': 'phase'})}\n", 0),
     "not JSON": (f"{MARK} nonsense\n", 0),
+    "a number that is none": (f'{MARK} {{"n": 0, "kind": "end", "status": Infinity, "failed": 0}}\n', 0),
+    "too deep to be read": (f"{MARK} {'[' * 100_000}\n", 0),
     "wrong types": (f"{MARK} {json.dumps({'n': 0, 'kind': 'collected', 'ids': 3})}\n", 0),
 }
 
@@ -97,9 +99,18 @@ def test_a_report_that_does_not_hold_together_is_not_believed(name: str) -> None
     assert read_report(forged, MARK, exit_code).fault
 
 
+def test_whatever_names_a_report_makes_up_can_be_stored() -> None:
+    twice = ran("\ud800", call="failed")
+    report = read([*whole(twice, twice, failed=2), {"kind": "ready"}], 1)
+    report.fault.encode()
+    assert all(test.encode() for test in report.outcomes)
+
+
 def test_a_test_that_stopped_half_way_is_missing() -> None:
     report = read([{"kind": "ready"}, *ran("t")[:2]], -9)
     assert dict(report.outcomes) == {"t": "missing"}
+    report = read(ran("t", call="failed")[:2], -9)
+    assert dict(report.outcomes) == {"t": "failed"}
 
 
 def test_many_failures_fit_into_an_exit_code() -> None:

@@ -111,15 +111,6 @@ def test_a_run_that_did_not_end_by_itself_is_reward_0(task: Task, ended: str) ->
     assert decide(task, (), report(GOOD), ended, "", enforce=True).reward == 0.0
 
 
-@pytest.mark.parametrize(("told", "reward"), [("failed", 1.0), ("missing", 1.0), ("skipped", 1.0), ("passed", 0.0)])
-def test_a_copy_of_a_target_test_takes_the_reward_only_by_passing(task: Task, told: Outcome, reward: float) -> None:
-    copies = CanaryFile(path="tests/test_x.py", source="", expected={"tests/test_x.py::test_y": "failed"}, copied=True)
-    outcomes = GOOD if told == "missing" else {**GOOD, "tests/test_x.py::test_y": told}
-    verdict = decide(task, (copies,), report(outcomes), "exited", "", enforce=True)
-    assert verdict.reward == reward
-    assert [finding.paths for finding in verdict.findings] == ([] if reward else [("tests/test_x.py::test_y",)])
-
-
 def test_canaries_are_real_tests_with_unpredictable_names(canaries: tuple[CanaryFile, ...]) -> None:
     first, second = canaries
     assert not set(first.expected) & set(second.expected)

@@ -11,8 +11,6 @@
 Invariant: nothing here imports or executes anything that lies in the room or in the task's image.
 """
 
-import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -20,9 +18,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.sandbox import files
+from engine.sandbox.remote.within.processes import close_to_neighbours, others, reap_children, sweep
+
 SIGNAL = Path("/.lego/signal")
 """Written by keeper and relay, read by the task's container."""
-_PR_SET_DUMPABLE = 4
 _COUNTED = 100
 """The exit code of process 1 tells how many processes it took along, up to this."""
 
@@ -36,15 +36,19 @@ def main(arguments: Sequence[str]) -> None:
         while True:
             signal.pause()
     elif role == "run":
-        from engine.sandbox.kubernetes.inpod import command
+        from engine.sandbox.remote.within import command
 
         command.main()
     elif role == "sweep":
         sweep()
     elif role == "keep":
-        from engine.sandbox.kubernetes.inpod import keeper
+        from engine.sandbox.remote.within import keeper
 
-        keeper.main(rest[0])
+        if rest[0] == "end":
+            (SIGNAL / "end").touch()
+        else:
+            owner = files.Owner(uid=os.getuid(), gid=os.getgid())
+            keeper.main(rest[0], keeper.Place(room=Path("/room"), stage=Path("/stage"), owner=owner))
     elif role == "relay":
         from engine.sandbox.kubernetes.inpod import relay
 
@@ -66,11 +70,6 @@ def deliver(image: Path, target: Path) -> None:
             sys.exit(f"{len(left)} files of an image cannot be copied, the first is {left[0]}")
 
 
-def close_to_neighbours() -> None:
-    """Processes of the same user can neither trace this one nor look into its memory and descriptors any more."""
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
 def init(end: Path) -> None:
     """The kernel hands no signal to process 1 from within that it does not ask for, so it asks for none: Python's own
     handler of interrupts goes. With process 1 all others of the container end at once."""
@@ -79,25 +78,5 @@ def init(end: Path) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     while not end.exists():
         signal.sigtimedwait({signal.SIGCHLD}, 0.05)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        reap_children()
     os._exit(min(len(others()), _COUNTED))
-
-
-def sweep() -> None:
-    """Kill until nothing is left but process 1; which is safe against whatever the user sends."""
-    while others():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
-
-
-def others() -> list[int]:
-    """Living processes of the container but process 1 and this one."""
-    found = []
-    for entry in os.listdir("/proc"):  # noqa: PTH208
-        if entry.isdigit() and int(entry) not in (1, os.getpid()):
-            with contextlib.suppress(OSError):
-                state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
-                found += [int(entry)] if state not in "ZX" else []
-    return found

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.sandbox import enter, seccomp
-from engine.sandbox.kubernetes.inpod.main import close_to_neighbours
+from engine.sandbox.remote.within.processes import close_to_neighbours
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CHUNK = 1 << 16

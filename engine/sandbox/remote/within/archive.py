@@ -17,6 +17,8 @@ from engine.core.errors import SandboxError
 
 MAX_DEPTH = 128
 """Folder levels that are packed, as in files."""
+MAX_PATH_BYTES = 2048
+"""Length of a path that is packed, as in files."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _BLOCK = 512
@@ -52,6 +54,8 @@ class _Packing:
                 self._entry(name, folder, f"{where}{name}")
 
     def _entry(self, name: str, folder: int, path: str) -> None:
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
+            return
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         info = tarfile.TarInfo(path)
         info.mode, info.mtime = stat.S_IMODE(status.st_mode) & 0o777, int(status.st_mtime)

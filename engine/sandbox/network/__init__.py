@@ -1,0 +1,1 @@
+"""What a sandbox may reach in which phase, and the process through which it does."""
