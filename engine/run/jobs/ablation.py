@@ -110,7 +110,9 @@ class AblationJob:
         job = self._delivery()
         found = await job.measure(built, job.check(built), _PULLS, progress)
         whole, parts = ([one.second.seconds for one in found[mode]] for mode in _PULLS)
-        return Pairs(name=f"pull of what differs ({built.tasks.images()[0].name})", at_hand=parts, installed=whole)
+        return Pairs(
+            name=f"pull of what differs, of all ({built.tasks.images()[0].name})", at_hand=parts, installed=whole
+        )
 
     def _subjects(self, built: Built) -> Iterator[tuple[Part, str, ImageSpec]]:
         for spec in dict.fromkeys(built.tasks.images()) if "image" in self.parts else ():

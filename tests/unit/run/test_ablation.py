@@ -60,4 +60,4 @@ def test_a_pull_of_what_differs_stands_against_one_of_the_whole(
     monkeypatch.setattr(ablation, "check_grading", lambda built, images: None)
     assert asyncio.run(AblationJob(parts=["pull"], pairs=2, least_ratio=15).run(BUILT)) == 0
     last = capsys.readouterr().out.splitlines()[-1].split()
-    assert last == ["pull", "of", "what", "differs", "(base)", "4.00", "s", "12.0", "s", "3", "×"]
+    assert last == ["pull", "of", "what", "differs,", "of", "all", "(base)", "4.00", "s", "12.0", "s", "3", "×"]
