@@ -14,7 +14,7 @@ from harness_pieces import task_image
 from pool_services import Service, problem, services
 from record_pieces import a_trial
 from shell_trials import shell_workshop
-from test_faults import FIX, OWN, WAIT
+from test_faults import FIX, OWN
 
 from engine.core.records import Scored, Termination
 from engine.run.trial import Workshop, run_trial
@@ -28,7 +28,10 @@ pytestmark = [
 REACH = "python3 -c 'import socket; socket.socket().connect_ex((\"192.0.2.1\", 80))'"
 FAULTS = ("memory", "fork_bomb", "pids", "unkillable", "init")
 COMMANDS = [[OWN[name][0], FIX] for name in FAULTS] + [[FIX], ["true"], [REACH, FIX]]
-COMMANDS += [[FIX, WAIT], [FIX, "touch /tmp/waiting; while ! test -e /tmp/go; do sleep 0.2; done", "true"]]
+COMMANDS += [
+    [FIX, "touch /tmp/waiting; sleep 200"],
+    [FIX, "touch /tmp/waiting; while ! test -e /tmp/go; do sleep 0.2; done", "true"],
+]
 FIXED, UNTOUCHED, REACHING, STRUCK, NEIGHBOUR = range(len(FAULTS), len(COMMANDS))
 """Samples."""
 COLD = ("harnesses.mini_swe_agent.start=cold", "verify.start=cold", "verify.disk_mb=0", "sandbox.pids=96")
