@@ -28,13 +28,17 @@ pytestmark = [
 REACH = "python3 -c 'import socket; socket.socket().connect_ex((\"192.0.2.1\", 80))'"
 FAULTS = ("memory", "fork_bomb", "pids", "unkillable", "init")
 COMMANDS = [[OWN[name][0], FIX] for name in FAULTS] + [[FIX], ["true"], [REACH, FIX]]
-COMMANDS += [
-    [FIX, "touch /tmp/waiting; sleep 200"],
-    [FIX, "touch /tmp/waiting; while ! test -e /tmp/go; do sleep 0.2; done", "true"],
-]
+HOLD = "touch /tmp/waiting; timeout 20 sh -c 'until test -e /tmp/go; do sleep 0.2; done'; true"
+COMMANDS += [[FIX, *[HOLD] * 9]] * 2  # the harness gives each command half a minute
 FIXED, UNTOUCHED, REACHING, STRUCK, NEIGHBOUR = range(len(FAULTS), len(COMMANDS))
 """Samples."""
-COLD = ("harnesses.mini_swe_agent.start=cold", "verify.start=cold", "verify.disk_mb=0", "sandbox.pids=96")
+COLD = (
+    "harnesses.mini_swe_agent.start=cold",
+    "verify.start=cold",
+    "verify.disk_mb=0",
+    "sandbox.pids=96",
+    "schedule.max_turns=12",
+)
 
 
 @dataclass(frozen=True)
@@ -100,24 +104,31 @@ async def test_a_host_that_dies_costs_its_own_trial_alone(ground: Ground, tmp_pa
     for folder in folders:
         folder.mkdir()
     struck = asyncio.create_task(ground.play(STRUCK, folders[0]))
-    first = await ground.waiting(1)
-    (on,) = first
-    neighbour = asyncio.create_task(ground.play(NEIGHBOUR, folders[1]))
-    both = await ground.waiting(2)
-    dying = next(host for host in ground.hosts if host.name == on)
-    dying.kill()
-    lost = await struck
-    assert lost.trajectory.termination is Termination.SANDBOX_LOST and lost.verdict is None, lost
-    later = await ground.play(FIXED, folders[2], epoch=1)
-    assert later.verdict is not None and later.verdict.reward == 1.0
-    (other,) = (sandbox for name, sandbox in both.items() if name != on)
-    await other.write({"/tmp/go": b""})
-    kept = await neighbour
-    assert kept.verdict is not None and kept.verdict.reward == 1.0, kept
-    dying.start()
-    await dying.answers()
-    runtime: Any = ground.shop.sandboxes
-    while any(host.seats.away for host in runtime._running.hosts):
-        await asyncio.sleep(0.1)
-    while dying.containers():  # what was left of it goes when it answers again
-        await asyncio.sleep(0.1)
+    trials = [struck]
+    try:
+        first = await ground.waiting(1)
+        (on,) = first
+        neighbour = asyncio.create_task(ground.play(NEIGHBOUR, folders[1]))
+        trials.append(neighbour)
+        both = await ground.waiting(2)
+        dying = next(host for host in ground.hosts if host.name == on)
+        dying.kill()
+        lost = await struck
+        assert lost.trajectory.termination is Termination.SANDBOX_LOST and lost.verdict is None, lost
+        later = await ground.play(FIXED, folders[2], epoch=1)
+        assert later.verdict is not None and later.verdict.reward == 1.0
+        (other,) = (sandbox for name, sandbox in both.items() if name != on)
+        await other.write({"/tmp/go": b""})
+        kept = await neighbour
+        assert kept.verdict is not None and kept.verdict.reward == 1.0, kept
+        dying.start()
+        await dying.answers()
+        runtime: Any = ground.shop.sandboxes
+        while any(host.seats.away for host in runtime._running.hosts):
+            await asyncio.sleep(0.1)
+        while dying.containers():  # what was left of it goes when it answers again
+            await asyncio.sleep(0.1)
+    finally:
+        for trial in trials:
+            trial.cancel()
+        await asyncio.gather(*trials, return_exceptions=True)
