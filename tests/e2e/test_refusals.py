@@ -99,7 +99,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         ("job=view job.port=soon", "job.port='soon': wrong type, a string; give an integer ≥ 0 and ≤ 65535: "),
         ("job=view job.port=70000", "job.port=70000: out of range; give an integer ≥ 0 and ≤ 65535: "),
         ("job=view job.prt=3", "job.prt=3: unknown key; did you mean job.port? allowed: port"),
-        ("job=reap job.all=3", "job.all=3: unknown key; none is allowed here, leave it out"),
+        ("job=reap job.all=3", "job.all=3: unknown key; allowed: kept"),
         ("job=report job.runs=a", "job.runs='a': wrong type, a string; give a list: "),
         ("job=report job.runs=[none]", "job.runs='none': there is no such folder; name a run's folder (the last"),
         ("job=report job.runs=[docs]", "job.runs='docs': this folder holds no run (neither state.json nor a run's"),
