@@ -29,7 +29,7 @@ _PERIOD_US = 100_000
 
 
 class PodmanRuntime(LocalRuntime):
-    """`sandbox=podman`: rootful podman with runc, no registry; about half a second a sandbox."""
+    """`sandbox=podman`: rootful podman with runc, no registry; about 0.1 s a sandbox."""
 
     label = "podman"
     tools = (
