@@ -24,6 +24,7 @@ from typing import Literal
 
 from engine.core.errors import SandboxError
 from engine.sandbox import cgroups, mounts, podman_service
+from engine.sandbox.endings import exiting
 from engine.sandbox.files import Owner
 
 Storage = Literal["loop", "tmpfs"]
@@ -145,6 +146,7 @@ def dismantle(folder: Path) -> None:
         if record.init and started(record.init) == record.init_started:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(record.init, signal.SIGKILL)
+            _until_exiting(record.init)
         cgroups.remove_folders([Path(path) for path in record.cgroups])
     for mount in _mounts_below(folder):
         _unmount(mount)
@@ -153,6 +155,13 @@ def dismantle(folder: Path) -> None:
         raise SandboxError(f"cannot unmount {left[0]}; its files are kept")
     with contextlib.suppress(FileNotFoundError):  # its owner, and who found its time over, may both be at it
         shutil.rmtree(folder)
+
+
+def _until_exiting(pid: int) -> None:
+    """Before its commands are killed too: an owner that lives, and sees one die, then sees that its sandbox is gone."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not exiting(pid) and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def read_record(folder: Path) -> Record | None:
