@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from engine.config.composed import Written
-from engine.core.contracts import Harness, Inference, TaskPool, Verifier
+from engine.core.contracts import Harness, Inference
+from engine.core.task_contracts import TaskPool, Verifier
 from engine.core.training_contracts import Algorithm, Model, RoutingReplay, Trainer
 
 if TYPE_CHECKING:  # the groups that are only values are run's own; this record merely carries them

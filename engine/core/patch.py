@@ -42,6 +42,15 @@ def safe_path(path: str) -> str:
     return path
 
 
+def may_hold(path: str) -> bool:
+    """Whether a patch can say anything of this path."""
+    try:
+        safe_path(path)
+    except PatchError:
+        return False
+    return True
+
+
 def under(path: str, roots: Iterable[str]) -> bool:
     """Whether `path` is one of `roots` or lies below one (all repository-relative POSIX paths)."""
     return any(root == "." or path == root or path.startswith(root.rstrip("/") + "/") for root in roots)

@@ -11,7 +11,7 @@ inside a sandbox.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -88,6 +88,15 @@ class Reach:
         """Whether an address may be reached as it is."""
         networks = (network for place in self._places if place.port == port for network in place.networks)
         return any(address in network for network in networks)
+
+
+def is_address(text: str) -> bool:
+    """Whether it is an address, of IPv6 also in brackets, and no name."""
+    try:
+        ip_address(text.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _is(place: Place, name: str) -> bool:

@@ -5,7 +5,7 @@ Invariant: once `threads_end_here` is left, however, no thread that was started 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
@@ -26,8 +26,11 @@ async def threads_end_here() -> AsyncIterator[None]:
         await to_the_end(asyncio.to_thread(threads.shutdown))
 
 
-async def to_the_end(work: Coroutine[Any, Any, _Answer]) -> _Answer:
-    """Finish a coroutine whatever happens to the caller, then obey the cancellations that came meanwhile."""
+async def to_the_end(
+    work: Awaitable[_Answer], *, undo: Callable[[_Answer], Coroutine[Any, Any, object]] | None = None
+) -> _Answer:
+    """Finish it whatever happens to the caller, then obey the cancellations that came meanwhile: first `undo` what it
+    gave."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -35,6 +38,8 @@ async def to_the_end(work: Coroutine[Any, Any, _Answer]) -> _Answer:
         while not task.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([task])
+        if undo is not None and not task.cancelled() and task.exception() is None:
+            await to_the_end(undo(task.result()))
         raise
 
 

@@ -8,15 +8,16 @@ finding: the tests say what they need.
 
 import asyncio
 import stat
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from engine.core.contracts import Sandbox
-from engine.core.errors import PatchError, SandboxError
-from engine.core.patch import safe_path, walk_files
+from engine.core.errors import SandboxError
+from engine.core.patch import may_hold, walk_files
 from engine.core.records import Artifact, Finding, Task
-from engine.defense.stage import printable
+from engine.defense.stage import refusals
 
 NAME = "artifacts"
 
@@ -45,7 +46,7 @@ async def take_artifacts(
 
     A sandbox that is lost reads as one in which nothing was made, so whoever asks takes the tree after this."""
     seen: list[_Seen] = []
-    refused: list[tuple[str, str]] = []
+    refused: dict[str, list[str]] = defaultdict(list)
     for number, path in enumerate(declared):
         single = await sandbox.read(path, bounds[1] + 1)
         if single is not None:
@@ -56,30 +57,28 @@ async def take_artifacts(
             await sandbox.download(path, copy)
         except SandboxError:
             continue  # nothing there, or a link on the way
-        files, bad = await asyncio.to_thread(_look, path, copy)
-        seen += files
-        refused += bad
+        seen += await asyncio.to_thread(_look, path, copy, refused)
     seen.sort(key=lambda one: one.path)
     kept = _within(seen, bounds)
     paths = {one.path for one in kept}
     over = f"over {bounds[0]} files or {bounds[1] >> 20} MiB together"
-    refused += [(one.path, over) for one in seen if one.path not in paths]
-    return await asyncio.to_thread(_take, kept), _findings(refused)
+    refused[over] += [one.path for one in seen if one.path not in paths]
+    return await asyncio.to_thread(_take, kept), refusals(NAME, "not carried over", refused)
 
 
-def _look(path: str, copy: Path) -> tuple[list[_Seen], list[tuple[str, str]]]:
+def _look(path: str, copy: Path, refused: dict[str, list[str]]) -> list[_Seen]:
+    """Files that may be taken; what may not is added to `refused`, by reason."""
     files: list[_Seen] = []
-    refused: list[tuple[str, str]] = []
     for name, info in walk_files(copy):
         whole = str(PurePosixPath(path) / name)
         if not stat.S_ISREG(info.st_mode):
-            refused.append((whole, "a link"))  # special files stayed in the sandbox
-        elif not _is_plain(name):
-            refused.append((whole, "a name that may not be carried"))
+            refused["a link"].append(whole)  # special files stayed in the sandbox
+        elif not may_hold(name):
+            refused["a name that may not be carried"].append(whole)
         else:
             executable = bool(info.st_mode & stat.S_IXUSR)
             files.append(_Seen(path=whole, size=info.st_size, executable=executable, source=copy / name))
-    return files, refused
+    return files
 
 
 def _take(files: Iterable[_Seen]) -> tuple[Artifact, ...]:
@@ -93,14 +92,6 @@ def _take(files: Iterable[_Seen]) -> tuple[Artifact, ...]:
     )
 
 
-def _is_plain(name: str) -> bool:
-    try:
-        safe_path(name)
-    except PatchError:
-        return False
-    return True
-
-
 def _within(files: Sequence[_Seen], bounds: tuple[int, int]) -> list[_Seen]:
     """The first so many; of these the largest go until the rest fits."""
     kept = list(files[: bounds[0]])
@@ -111,19 +102,3 @@ def _within(files: Sequence[_Seen], bounds: tuple[int, int]) -> list[_Seen]:
         kept.remove(largest)
         total -= largest.size
     return kept
-
-
-def _findings(refused: Iterable[tuple[str, str]]) -> tuple[Finding, ...]:
-    by_reason: dict[str, list[str]] = {}
-    for path, reason in refused:
-        by_reason.setdefault(reason, []).append(path)
-    return tuple(
-        Finding(
-            stage=NAME,
-            phase="extract",
-            detail=f"not carried over: {reason}",
-            paths=printable(sorted(paths)),
-            acted=True,
-        )
-        for reason, paths in sorted(by_reason.items())
-    )

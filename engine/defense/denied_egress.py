@@ -8,9 +8,10 @@ named by the configuration.
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from engine.core.contracts import Mode, Sandbox
+from engine.core.contracts import Sandbox
 from engine.core.naming import first
 from engine.core.records import Finding, Task
+from engine.core.task_contracts import Mode
 from engine.defense.stage import Stage
 
 NAME = "denied_egress"
@@ -18,7 +19,7 @@ _NAMED = 10
 
 
 class DeniedEgress(Stage):
-    """Denied attempts become findings (`contracts.Defense`).
+    """Denied attempts become findings (`task_contracts.Defense`).
 
     Args:
         mode: what holds it back is the sandbox, so observe or off.

@@ -29,10 +29,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 
-from engine.core.contracts import Mode
 from engine.core.errors import EnvironmentFailure
 from engine.core.patch import walk_files
 from engine.core.records import Finding, Task
+from engine.core.task_contracts import Mode
 from engine.defense.history import find_history
 from engine.defense.stage import Stage
 from engine.defense.target import Target, digest, normal, target_of
@@ -69,7 +69,7 @@ class _Image:
 
 
 class LeakScan(Stage):
-    """No copy of the target in the image (`contracts.Defense`).
+    """No copy of the target in the image (`task_contracts.Defense`).
 
     Args:
         min_bytes: size below which equal contents prove nothing.

@@ -11,12 +11,11 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from engine.core.contracts import Mode
-from engine.core.errors import PatchError
-from engine.core.patch import difference, read_tree, safe_path, under, walk_files, without
+from engine.core.patch import difference, may_hold, read_tree, under, walk_files, without
 from engine.core.records import Finding, Patch, Task
+from engine.core.task_contracts import Mode
 from engine.defense.history import find_history
-from engine.defense.stage import Stage, printable
+from engine.defense.stage import Stage, refusals
 
 NAME = "patch_by_contents"
 MAX_FILE_BYTES = 4 << 20
@@ -34,7 +33,7 @@ def make_patch(base: Path, tree: Path, beside: Sequence[str] = ()) -> tuple[Patc
     as artefacts, and so are no part of a patch."""
     held_before = {path: held for path, held in read_tree(base).items() if not under(path, beside)}
     history = find_history(base, walk_files(base))
-    before = {path: held for path, held in held_before.items() if not under(path, history) and _may_hold(path)}
+    before = {path: held for path, held in held_before.items() if not under(path, history) and may_hold(path)}
     after: dict[str, tuple[bytes, bool]] = {}
     refused: dict[str, list[str]] = {}
     taken = 0
@@ -53,7 +52,7 @@ def make_patch(base: Path, tree: Path, beside: Sequence[str] = ()) -> tuple[Patc
             after[path] = before[path]
     lost = [path for path in before if path not in after and _below_refused(path, refused)]
     after.update({path: before[path] for path in lost})
-    return difference(before, after), _findings(refused)
+    return difference(before, after), refusals(NAME, "not taken into the patch", refused)
 
 
 def _take(
@@ -62,7 +61,7 @@ def _take(
     """(why it is refused, or an empty text; contents and mode where they are taken)."""
     if not stat.S_ISREG(info.st_mode):
         return "a link" if stat.S_ISLNK(info.st_mode) else "a special file", None
-    if not _may_hold(path):
+    if not may_hold(path):
         return "a name that a patch may not hold", None
     if info.st_nlink > 1:
         return "a file with several names", None
@@ -74,15 +73,6 @@ def _take(
     if not is_text(data) and not _own_encoding(data, before.get(path)):
         return "not text", None
     return "", (data, executable)
-
-
-def _may_hold(path: str) -> bool:
-    """Whether a patch can say anything of this path."""
-    try:
-        safe_path(path)
-    except PatchError:
-        return False
-    return True
 
 
 def is_text(data: bytes) -> bool:
@@ -111,21 +101,8 @@ def _below_refused(path: str, refused: Mapping[str, Sequence[str]]) -> bool:
     return any(path.startswith(other + "/") for paths in refused.values() for other in paths)
 
 
-def _findings(refused: Mapping[str, Sequence[str]]) -> tuple[Finding, ...]:
-    return tuple(
-        Finding(
-            stage=NAME,
-            phase="extract",
-            detail=f"not taken into the patch: {reason}",
-            paths=printable(paths),
-            acted=True,
-        )
-        for reason, paths in sorted(refused.items())
-    )
-
-
 class PatchByContents(Stage):
-    """The bound on a patch's size (`contracts.Defense`); what may be in it is `make_patch`'s."""
+    """The bound on a patch's size (`task_contracts.Defense`); what may be in it is `make_patch`'s."""
 
     name = NAME
 

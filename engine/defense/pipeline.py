@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Literal
 
-from engine.core.contracts import Defense
+from engine.core.task_contracts import Defense
 
 
 class Pipeline:

@@ -4,15 +4,16 @@ sandbox before it reads anything, whatever is configured, and tells how many the
 
 from collections.abc import Sequence
 
-from engine.core.contracts import Mode, Sandbox
+from engine.core.contracts import Sandbox
 from engine.core.records import Finding, Task
+from engine.core.task_contracts import Mode
 from engine.defense.stage import Stage
 
 NAME = "reap_processes"
 
 
 class ReapProcesses(Stage):
-    """Processes that outlived the agent (`contracts.Defense`)."""
+    """Processes that outlived the agent (`task_contracts.Defense`)."""
 
     name = NAME
 

@@ -8,15 +8,15 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from engine.core.contracts import Mode
 from engine.core.records import Exchange, FileChange, Finding, Patch, Task
+from engine.core.task_contracts import Mode
 from engine.defense.stage import Stage
 
 NAME = "signs"
 
 
 class Signs(Stage):
-    """Patterns that no fix needs (`contracts.Defense`).
+    """Patterns that no fix needs (`task_contracts.Defense`).
 
     Args:
         mode: it never enforces, so observe or off.

@@ -17,10 +17,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.core.contracts import Mode
 from engine.core.errors import EnvironmentFailure
 from engine.core.patch import walk_files
 from engine.core.records import Finding, Patch, Task
+from engine.core.task_contracts import Mode
 from engine.defense.history import find_history
 from engine.defense.stage import Stage, printable
 
@@ -35,7 +35,7 @@ _CONFIG = "[user]\n\tname = agent\n\temail = agent@localhost\n[gc]\n\tauto = 0\n
 
 
 class SingleCommitHistory(Stage):
-    """A fresh repository of one commit (`contracts.Defense`)."""
+    """A fresh repository of one commit (`task_contracts.Defense`)."""
 
     name = NAME
 

@@ -1,10 +1,11 @@
 """What every defence is unless it says otherwise: one that does nothing in a phase."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from engine.core.contracts import Mode, Sandbox
+from engine.core.contracts import Sandbox
 from engine.core.records import Exchange, Finding, Patch, Task
+from engine.core.task_contracts import Mode
 
 NAMED = 50
 """Paths that a finding names at most."""
@@ -15,8 +16,17 @@ def printable(paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(path.encode("utf-8", "backslashreplace").decode() for path in paths[:NAMED])
 
 
+def refusals(stage: str, said: str, refused: Mapping[str, Sequence[str]]) -> tuple[Finding, ...]:
+    """What was not taken out of the agent's sandbox, whatever the configuration: paths by reason."""
+    return tuple(
+        Finding(stage=stage, phase="extract", detail=f"{said}: {reason}", paths=printable(paths), acted=True)
+        for reason, paths in sorted(refused.items())
+        if paths
+    )
+
+
 class Stage:
-    """Base of the defences; a defence overrides the phases in which it acts (`contracts.Defense`)."""
+    """Base of the defences; a defence overrides the phases in which it acts (`task_contracts.Defense`)."""
 
     name: str
     mode: Mode

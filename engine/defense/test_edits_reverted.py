@@ -10,16 +10,16 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from engine.core.contracts import Mode
 from engine.core.patch import under, without
 from engine.core.records import FileChange, Finding, Patch, Task
+from engine.core.task_contracts import Mode
 from engine.defense.stage import Stage
 
 NAME = "test_edits_reverted"
 
 
 class TestEditsReverted(Stage):
-    """Edits of tests and of what steers them are reverted and noted (`contracts.Defense`)."""
+    """Edits of tests and of what steers them are reverted and noted (`task_contracts.Defense`)."""
 
     __test__ = False
     name = NAME

@@ -11,17 +11,17 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.core.contracts import Mode
 from engine.core.errors import EnvironmentFailure
 from engine.core.patch import walk_files
 from engine.core.records import Finding, Task
+from engine.core.task_contracts import Mode
 from engine.defense.stage import Stage
 
 NAME = "withheld_tests"
 
 
 class WithheldTests(Stage):
-    """The agent's tree holds none of the grader's tests (`contracts.Defense`)."""
+    """The agent's tree holds none of the grader's tests (`task_contracts.Defense`)."""
 
     name = NAME
 

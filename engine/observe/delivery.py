@@ -42,18 +42,9 @@ class Delivery:
 
 def table(found: Mapping[str, Sequence[Delivery]], missing: Mapping[str, str]) -> Table:
     """One row a mode."""
-    heads = [
-        "mode",
-        "start-up, s",
-        "network, MB",
-        "disk, MB",
-        "read, MB/s",
-        "second image: start-up, s",
-        "network, MB",
-        "disk, MB",
-    ]
-    rows = [[mode, *(text for _, text in _values(measured))] for mode, measured in found.items()]
-    rows += [[mode, "not here", *[NONE] * 6] for mode in missing]
+    heads = ["mode", *(column.head for column in _COLUMNS)]
+    rows = [[mode, *_values(measured)] for mode, measured in found.items()]
+    rows += [[mode, "not here", *[NONE] * (len(_COLUMNS) - 1)] for mode in missing]
     return heads, rows
 
 
@@ -177,30 +168,39 @@ def _bars(index: int, name: str, modes: Sequence[str], columns: Sequence[Sequenc
     }
 
 
-def _values(measured: Sequence[Delivery]) -> list[tuple[float | None, str]]:
-    readings: list[tuple[Callable[[Delivery], float | None], str]] = [
-        (lambda one: one.first.seconds, ".2f"),
-        (lambda one: _mb(one.first.network_bytes), ".1f"),
-        (lambda one: _mb(one.first.disk_bytes), ".1f"),
-        (lambda one: one.read_mb_s, ".0f"),
-        (lambda one: one.second.seconds, ".2f"),
-        (lambda one: _mb(one.second.network_bytes), ".1f"),
-        (lambda one: _mb(one.second.disk_bytes), ".1f"),
-    ]
+def _values(measured: Sequence[Delivery]) -> list[str]:
+    """The medians, as they are shown."""
     found = []
-    for of, form in readings:
-        known = [value for one in measured if (value := of(one)) is not None]
-        value = statistics.median(known) if known else None
-        found.append((value, NONE if value is None else format(value, form)))
+    for column in _COLUMNS:
+        known = [value for one in measured if (value := column.of(one)) is not None]
+        found.append(format(statistics.median(known), column.form) if known else NONE)
     return found
 
 
 def _all(measured: Sequence[Delivery]) -> Table:
-    heads = table({}, {})[0][1:]
-    return ["measurement", *heads], [
-        [str(number), *(text for _, text in _values([one]))] for number, one in enumerate(measured, 1)
-    ]
+    heads = ["measurement", *(column.head for column in _COLUMNS)]
+    return heads, [[str(number), *_values([one])] for number, one in enumerate(measured, 1)]
 
 
 def _mb(size: int | None) -> float | None:
     return None if size is None else size / 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Column:
+    """One of the tables."""
+
+    head: str
+    of: Callable[[Delivery], float | None]
+    form: str
+
+
+_COLUMNS = (
+    _Column(head="start-up, s", of=lambda one: one.first.seconds, form=".2f"),
+    _Column(head="network, MB", of=lambda one: _mb(one.first.network_bytes), form=".1f"),
+    _Column(head="disk, MB", of=lambda one: _mb(one.first.disk_bytes), form=".1f"),
+    _Column(head="read, MB/s", of=lambda one: one.read_mb_s, form=".0f"),
+    _Column(head="second image: start-up, s", of=lambda one: one.second.seconds, form=".2f"),
+    _Column(head="network, MB", of=lambda one: _mb(one.second.network_bytes), form=".1f"),
+    _Column(head="disk, MB", of=lambda one: _mb(one.second.disk_bytes), form=".1f"),
+)

@@ -9,17 +9,18 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.core.contracts import Defense, ImageStore, SandboxRuntime, Verifier
+from engine.core.contracts import ImageStore, SandboxRuntime
 from engine.core.patch import apply_patch
 from engine.core.records import Finding, Patch, Task, Verdict
 from engine.core.specs import ImageSpec
+from engine.core.task_contracts import Defense, Verifier
 from engine.core.temporary import temporary_folder
 from engine.defense.artifacts import artifacts_within
 from engine.defense.patch_by_contents import make_patch
 
 
 class HandedIn:
-    """The Verifier of contracts.py, around another."""
+    """The Verifier of task_contracts.py, around another."""
 
     def __init__(self, verifier: Verifier, defenses: Sequence[Defense]) -> None:
         self._verifier, self._defenses = verifier, defenses

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 from engine.config.built import Built
-from engine.core.contracts import SelectingPool, TaskPool
+from engine.core.task_contracts import SelectingPool, TaskPool
 
 
 def unselected(built: Built) -> Built:

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from engine.config.built import Built
-from engine.core.contracts import Defense, Harness, ImageStore, Proxy, Sandbox, SandboxRuntime, Session, Verifier
+from engine.core.contracts import Harness, ImageStore, Proxy, Sandbox, SandboxRuntime, Session
 from engine.core.errors import EnvironmentFailure, HarnessError, SandboxError
 from engine.core.naming import first
 from engine.core.records import Exchange, Finding, Patch, Scored, Task, Termination, Trajectory, Trial, Verdict
 from engine.core.specs import Mount, SandboxSpec
+from engine.core.task_contracts import Defense, Verifier
 from engine.defense.artifacts import artifacts_within, take_artifacts
 from engine.defense.patch_by_contents import make_patch
 from engine.run.control import confirmed

@@ -19,8 +19,8 @@ from engine.core.specs import ImageSpec
 from engine.sandbox import pip_settings
 from engine.sandbox.network import sources
 from engine.sandbox.network.building import BuildNetwork, build_network
+from engine.sandbox.tools import SYSTEM_PATH, host_path
 
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 # Mounts that debootstrap makes inside the root live in a namespace of their own: they end with the process, whatever
 # happens, so that removing an unfinished root can never reach into the machine's /proc or /sys.
@@ -89,7 +89,7 @@ class _Builder:
         private.mkdir(parents=True)
         try:
             settings = await pip_settings.for_chroot(private, "/run/image-build")
-            environment = {"PATH": f"/opt/venv/bin:{_SYSTEM_PATH}", "HOME": "/run/image-build", "LC_ALL": "C.UTF-8"}
+            environment = {"PATH": f"/opt/venv/bin:{SYSTEM_PATH}", "HOME": "/run/image-build", "LC_ALL": "C.UTF-8"}
             environment |= settings | {name: os.environ[name] for name in _PROXIES if name in os.environ}
             inside = [*_ISOLATED, "chroot", str(self._folder)]
             steps = [
@@ -223,8 +223,3 @@ async def _mirror() -> str:
 
 def _host() -> dict[str, str]:
     return {**os.environ, "PATH": host_path(), "LC_ALL": "C.UTF-8"}
-
-
-def host_path() -> str:
-    """PATH with the system folders, which a login of root may lack."""
-    return f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}"

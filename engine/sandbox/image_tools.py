@@ -20,7 +20,7 @@ from engine.core.errors import ConfigError, SandboxError
 from engine.core.processes import run_checked
 from engine.core.temporary import temporary_folder
 from engine.sandbox.references import Reference
-from engine.sandbox.tools import SYSTEM_PATH, find
+from engine.sandbox.tools import find, host_path
 
 NEEDED = (("podman", "podman"), ("skopeo", "skopeo"), ("runc", "runc"), ("unshare", "util-linux"), ("tar", "tar"))
 """Programs, each with its Debian package."""
@@ -140,7 +140,7 @@ class ImageTools:
                 "CONTAINERS_CONF": str(_packaged("image_tools.conf")),
                 "CONTAINERS_STORAGE_CONF": str(_packaged("storage.conf")),
                 "TMPDIR": str(scratch),
-                "PATH": f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}",
+                "PATH": host_path(),
             }
             yield environment
 

@@ -38,6 +38,7 @@ from engine.sandbox import image_build
 from engine.sandbox.image_tools import ImageTools, missing_tools
 from engine.sandbox.pulled import pull
 from engine.sandbox.references import Reference, parse_reference
+from engine.sandbox.tools import find
 
 _Fill = Callable[[Path, Path], Awaitable[dict[str, object]]]
 """Fills a folder, beside a log; returns what is to be said of it beyond its specification."""
@@ -165,7 +166,7 @@ def _build_problems(spec: ImageSpec) -> list[ConfigError]:
     if spec.npm and (spec.suite or spec.pip):
         problem = "npm packages go into a plain folder of their own"
         found.append(ConfigError(key, spec.npm, problem, "name no suite and no Python packages beside them"))
-    elif spec.npm and shutil.which("npm", path=image_build.host_path()) is None:
+    elif spec.npm and find("npm") is None:
         way = "apt-get install -y --no-install-recommends npm, or https://nodejs.org"
         found.append(ConfigError(key, spec.npm, "npm is not installed", way))
     if spec.suite is None:
@@ -178,7 +179,7 @@ def _build_problems(spec: ImageSpec) -> list[ConfigError]:
     if os.geteuid() != 0:
         found.append(ConfigError(key, spec.suite, "a Debian root can only be built by root", "run as root"))
     for tool, package in (("debootstrap", "debootstrap"), ("nsenter", "util-linux"), ("chroot", "coreutils")):
-        if shutil.which(tool, path=image_build.host_path()) is None:
+        if find(tool) is None:
             way = f"apt-get install -y --no-install-recommends {package}"
             found.append(ConfigError(key, spec.suite, f"{tool} is not installed", way))
     return found

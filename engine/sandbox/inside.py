@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from engine.core.contracts import Talk
 from engine.core.errors import SandboxError
 from engine.core.specs import ExecResult, Phase, WarmStart
-from engine.core.threads import in_thread
+from engine.core.threads import in_thread, to_the_end
 from engine.sandbox import files, seccomp
 from engine.sandbox.capture import Capture
 from engine.sandbox.cgroups import CommandGroup
@@ -33,6 +33,7 @@ from engine.sandbox.network.phases import PhasedNetwork
 from engine.sandbox.parts import Parts
 from engine.sandbox.rooms import HOME, USER, Room
 from engine.sandbox.terminals import Terminal
+from engine.sandbox.tools import SYSTEM_PATH
 from engine.sandbox.warm import Place, WarmProcesses
 
 T = TypeVar("T")
@@ -40,7 +41,6 @@ _log = logging.getLogger(__name__)
 
 _NAMESPACES = ("ipc", "uts", "net", "pid", "cgroup", "mnt")
 """In the order of entering: the file system last, because the others are named by paths of the host's."""
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _OOM_SCORE = 500
 _STATUS_LIMIT = 1 << 16
 _LAST_WORDS_S = 1.0
@@ -103,7 +103,7 @@ class ContainedSandbox:
         try:
             with standard_input(stdin, self._parts.owner.uid) as source:
                 entering = self._enter(request, warm, group, (status.write, source, out.write, err.write))
-                entered = await _to_the_end(entering, undo=lambda late: kill_command(late, group))
+                entered = await to_the_end(entering, undo=lambda late: kill_command(late, group))
             for stream in (status, out, err):
                 stream.started()
             try:
@@ -111,7 +111,7 @@ class ContainedSandbox:
             except TimeoutError:
                 timed_out = True
             finally:
-                await _to_the_end(entered.end() if entered.ended else kill_command(entered, group))
+                await to_the_end(entered.end() if entered.ended else kill_command(entered, group))
             return self._result(
                 status.finish(),
                 outputs=(out.finish(), err.finish()),
@@ -132,7 +132,7 @@ class ContainedSandbox:
         group, status = self._parts.cgroup.command_group(), Capture(_STATUS_LIMIT, 0)
         try:
             entering = self._enter(request, None, group, (status.write, *(terminal.far,) * 3))
-            entered = await _to_the_end(entering, undo=lambda late: kill_command(late, group))
+            entered = await to_the_end(entering, undo=lambda late: kill_command(late, group))
             status.started()
             terminal.started()
             talking = asyncio.ensure_future(talk(terminal.near))
@@ -143,8 +143,8 @@ class ContainedSandbox:
             finally:
                 talking.cancel()
                 gone = not entered.ended  # the person, or this call
-                await _to_the_end(kill_command(entered, group) if gone else entered.end())
-                await _to_the_end(_join(waiting))
+                await to_the_end(kill_command(entered, group) if gone else entered.end())
+                await to_the_end(waiting)
                 await asyncio.gather(talking, return_exceptions=True)
             took = time.monotonic() - begun
             said = status.finish()
@@ -159,7 +159,7 @@ class ContainedSandbox:
         limits = {"RLIMIT_CORE": 0} | ({"RLIMIT_FSIZE": spec.disk_mb << 20} if spec.disk_mb else {})
         return {
             "command": list(command),
-            "environment": {"PATH": _DEFAULT_PATH, "HOME": HOME, "USER": USER}
+            "environment": {"PATH": SYSTEM_PATH, "HOME": HOME, "USER": USER}
             | dict(spec.environment)
             | dict(environment),
             "cwd": cwd,
@@ -283,7 +283,7 @@ class ContainedSandbox:
     async def phase(self, name: Phase) -> None:
         """Cut every connection, then reach what this phase's list allows; see contracts.py. Raises SandboxError."""
         self._require_life()
-        await _to_the_end(self.network.enter(name))
+        await to_the_end(self.network.enter(name))
 
     def denied(self) -> Sequence[str]:
         """Names and addresses beyond it that its processes tried to reach since the last call; also after `kill`."""
@@ -301,7 +301,7 @@ class ContainedSandbox:
         The first process of a lasting sandbox lives on; nothing is reached any more."""
         left = await self._kill()
         if self._network is not None:
-            await _to_the_end(self._network.enter(None))
+            await to_the_end(self._network.enter(None))
         return left
 
     async def _kill(self) -> int:
@@ -338,7 +338,7 @@ class ContainedSandbox:
         What cannot be removed now is logged, and the runtime's `stop` tries again: a trial that is over stays good."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
-        await _to_the_end(_join(self._stopping))
+        await to_the_end(self._stopping)
 
     async def expire(self, granted: str) -> None:
         """End it because its time is over, which was `granted`: what it is asked for from now on is refused, files too,
@@ -396,20 +396,3 @@ class ContainedSandbox:
             # The kernel then waits until all processors of the machine have taken note: nobody waits with it, and the
             # loop's end sees to it that it comes to its own.
             asyncio.get_running_loop().run_in_executor(None, network.forget)
-
-
-async def _to_the_end(work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
-    """Finish a coroutine whatever happens to the caller, then obey a cancellation that came meanwhile: first `undo`
-    what was made."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if undo is not None and not task.cancelled() and task.exception() is None:
-            await _to_the_end(undo(task.result()))
-        raise
-
-
-async def _join(task: asyncio.Task[None]) -> None:
-    await task

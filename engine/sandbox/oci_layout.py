@@ -7,7 +7,6 @@ bytes; the mark of the image store (`.complete`) is left out.
 
 import hashlib
 import json
-import os
 import platform
 import zlib
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from engine.core.errors import SandboxError
 from engine.core.processes import run_checked
 from engine.core.threads import in_thread
-from engine.sandbox.tools import SYSTEM_PATH
+from engine.sandbox.tools import host_path
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "armv7l": "arm"}
 """Machine → what image configurations call it; others bear the same name."""
@@ -40,7 +39,7 @@ async def write_layout(root: Path, folder: Path, *, fast: bool) -> None:
     archive = folder / "layer.tar"
     code, output = await run_checked(
         [*_TAR, *_FLAGS, "-C", str(root), "-cf", str(archive), "."],
-        environment={"PATH": f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}", "LC_ALL": "C.UTF-8"},
+        environment={"PATH": host_path(), "LC_ALL": "C.UTF-8"},
     )
     if code != 0:
         raise SandboxError(f"{root} cannot be packed: {' '.join(output.split())[-300:]}")

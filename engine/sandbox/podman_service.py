@@ -7,7 +7,6 @@ again. `remove_container` works without one, for leftovers of dead runs.
 
 import asyncio
 import json
-import os
 import secrets
 import shutil
 import socket
@@ -24,6 +23,7 @@ from engine.core.errors import SandboxError
 from engine.core.paths import cache_dir
 from engine.core.processes import end
 from engine.core.threads import in_thread
+from engine.sandbox.tools import host_path
 
 _START_S = 30.0
 _CALL_S = 120
@@ -45,8 +45,7 @@ def command() -> list[str]:
 def environment() -> dict[str, str]:
     """What podman is told beside its arguments: the packaged settings and a path, nothing of the user's."""
     settings = resources.files("engine.sandbox") / "containers.conf"
-    path = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
-    return {"CONTAINERS_CONF": str(settings), "PATH": path, "HOME": str(cache_dir() / "podman")}
+    return {"CONTAINERS_CONF": str(settings), "PATH": host_path(), "HOME": str(cache_dir() / "podman")}
 
 
 def remove_container(name: str) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.core.contracts import ImageStore, SandboxRuntime, Say, Verifier
+from engine.core.contracts import ImageStore, SandboxRuntime, Say
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.records import Task
 from engine.core.specs import ImageSpec
+from engine.core.task_contracts import Verifier
 from engine.tasks.harbor import read_task
 from engine.tasks.pool import check_names, image_spec, split_of
 from engine.tasks.proving import doubts, prove

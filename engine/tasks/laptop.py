@@ -22,12 +22,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from engine.core.contracts import ImageStore, SandboxRuntime, Say, Verifier
+from engine.core.contracts import ImageStore, SandboxRuntime, Say
 from engine.core.errors import ConfigError, RunError
 from engine.core.patch import make
 from engine.core.paths import cache_dir
 from engine.core.records import Task
 from engine.core.specs import ImageSpec
+from engine.core.task_contracts import Verifier
 from engine.core.temporary import temporary_folder
 from engine.core.together import side_by_side
 from engine.core.whole import move_into_place, write_whole

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from engine.core.contracts import ImageStore, SandboxRuntime, Say, Verifier
+from engine.core.contracts import ImageStore, SandboxRuntime, Say
 from engine.core.errors import ConfigError
 from engine.core.naming import first
 from engine.core.patch import make
 from engine.core.paths import cache_dir
 from engine.core.records import Task, Verdict
+from engine.core.task_contracts import Verifier
 from engine.core.together import side_by_side
 from engine.core.whole import write_whole
 

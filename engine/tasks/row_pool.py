@@ -17,11 +17,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.core.contracts import ImageStore, SandboxRuntime, Say, Verifier
+from engine.core.contracts import ImageStore, SandboxRuntime, Say
 from engine.core.errors import ConfigError, ConfigErrors, RunError
 from engine.core.paths import cache_dir
 from engine.core.records import Task
 from engine.core.specs import ImageSpec
+from engine.core.task_contracts import Verifier
 from engine.core.whole import write_whole
 from engine.tasks.harbor import Limits, read_task
 from engine.tasks.pool import check_names, image_spec, split_of

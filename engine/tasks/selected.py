@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from engine.core.contracts import AuditedPool, DoubtedPool, ImageStore, SandboxRuntime, Say, TaskPool, Verifier
+from engine.core.contracts import ImageStore, SandboxRuntime, Say
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.naming import first
 from engine.core.records import Task
 from engine.core.specs import ImageSpec
+from engine.core.task_contracts import AuditedPool, DoubtedPool, TaskPool, Verifier
 from engine.tasks.counts import SolveCount, read_counts
 
 _KEY = "tasks.counts"

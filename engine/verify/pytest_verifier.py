@@ -23,11 +23,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal, Self
 
-from engine.core.contracts import ImageStore, Mode, Sandbox, SandboxRuntime
+from engine.core.contracts import ImageStore, Sandbox, SandboxRuntime
 from engine.core.errors import GraderError, HarnessError, PatchError
 from engine.core.naming import first
 from engine.core.records import Finding, Patch, Task, Verdict
 from engine.core.specs import ExecResult, ImageSpec, Mount, SandboxSpec, WarmStart
+from engine.core.task_contracts import Mode
 from engine.core.temporary import temporary_folder
 from engine.verify.artifacts import lay
 from engine.verify.canaries import CanaryFile, belied, make_canaries, without_canaries

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from grading_pieces import Bench, calc_task, configured, open_bench, task_image
 
-from engine.core.contracts import Defense
 from engine.core.records import Finding, Task, Verdict
 from engine.core.specs import ExecResult, SandboxSpec
+from engine.core.task_contracts import Defense
 from engine.defense.patch_by_contents import make_patch
 
 

@@ -24,11 +24,11 @@ from typing import Any, Literal
 
 from engine.config.built import Built
 from engine.config.nearest import nearest
-from engine.core.contracts import Verifier
 from engine.core.errors import ConfigError, EnvironmentFailure, RunError
 from engine.core.naming import first
 from engine.core.patch import make
 from engine.core.records import Patch, Task, Verdict
+from engine.core.task_contracts import Verifier
 from engine.core.together import side_by_side
 from engine.core.whole import check_free, write_whole
 from engine.observe.progress import make_progress

@@ -6,9 +6,10 @@ from functools import partial
 from itertools import product
 
 from engine.config.built import Built
-from engine.core.contracts import AuditedPool, DoubtedPool, ImageStore, Say, TaskPool
+from engine.core.contracts import ImageStore, Say
 from engine.core.errors import ConfigError, ConfigErrors, EnvironmentFailure
 from engine.core.paths import cache_dir
+from engine.core.task_contracts import AuditedPool, DoubtedPool, TaskPool
 from engine.core.together import side_by_side
 from engine.observe.progress import ProgressView, make_progress
 from engine.run import warm_start

@@ -18,9 +18,9 @@ import yaml
 
 from engine.config.built import Built
 from engine.config.bundle import describe, fingerprint
-from engine.core.contracts import DoubtedPool
 from engine.core.errors import ConfigErrors, RunError
 from engine.core.records import Scored, Trial
+from engine.core.task_contracts import DoubtedPool
 from engine.core.threads import threads_end_here
 from engine.observe.learning import write_report
 from engine.observe.observer import Observer

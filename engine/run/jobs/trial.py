@@ -19,9 +19,9 @@ import yaml
 from engine.config.built import Built
 from engine.config.bundle import describe, fingerprint
 from engine.config.nearest import listed, nearest
-from engine.core.contracts import DoubtedPool
 from engine.core.errors import ConfigError, ConfigErrors, RunError
 from engine.core.records import Scored, Split, Task, Trial, TrialKey
+from engine.core.task_contracts import DoubtedPool
 from engine.core.threads import threads_end_here
 from engine.observe.progress import Heartbeat, PlainProgress, period
 from engine.observe.watch import Watch, end_lines

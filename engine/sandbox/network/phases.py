@@ -10,10 +10,9 @@ Invariant: where that process is missing, dead or silent, nothing goes out, and 
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_address
 
 from engine.core.errors import SandboxError
-from engine.core.reach import SYNTHETIC, Reach
+from engine.core.reach import SYNTHETIC, Reach, is_address
 from engine.sandbox.egress import Egress
 from engine.sandbox.network.way_out import WayOut
 
@@ -136,17 +135,9 @@ class PhasedNetwork:
 def _is_taken(attempt: str, reach: Reach) -> bool:
     """Whether the process of the phase has this attempt, and tells itself if it denied it."""
     host, colon, port = attempt.rpartition(":")
-    if not colon or not _is_address(host):
+    if not colon or not is_address(host):
         return reach.knows(attempt) or attempt.endswith(_BACKWARDS)
     return not port.endswith(_UDP) and int(port) in (*reach.ports, 53)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return False
-    return True
 
 
 def _told(place: str, connections: int, sent: int, received: int) -> str:

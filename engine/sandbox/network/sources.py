@@ -8,11 +8,10 @@ by a proxy, the proxy is what is reached, and what lies behind it is the proxy's
 import json
 import os
 from collections.abc import Iterable, Mapping
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from engine.core.processes import run_checked
-from engine.core.reach import parse_place
+from engine.core.reach import is_address, parse_place
 
 _PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
@@ -70,17 +69,9 @@ def _place(url: str) -> str:
         if not host or port is None:
             return ""
         text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if host != "localhost" and not _is_address(host):
+        if host != "localhost" and not is_address(host):
             text += " private"
         parse_place(text)
     except ValueError:
         return ""
     return text
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.core.errors import SandboxError
+from engine.sandbox.oci_layout import ARCHITECTURES
 from engine.sandbox.podman_pool.addresses import Address
 from engine.sandbox.podman_pool.api import Api, Unreachable
 from engine.sandbox.podman_pool.images import HostImages
@@ -20,8 +21,6 @@ from engine.sandbox.podman_pool.reaping import carried, reap
 from engine.sandbox.podman_pool.way import Way
 
 _log = logging.getLogger(__name__)
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-"""As podman names them."""
 _PROBE_PATIENCE_S = 15.0
 
 
@@ -56,7 +55,7 @@ class Host:
         except Unreachable as error:
             self.set_aside(str(error))
             return
-        machine = _MACHINES.get(self._watch.machine, self._watch.machine)
+        machine = ARCHITECTURES.get(self._watch.machine, self._watch.machine)
         if told["host"]["arch"] != machine:
             raise SandboxError(f"host {self.name} is {told['host']['arch']}; images are built for {machine}")
         if told["host"]["security"]["rootless"]:
@@ -93,9 +92,7 @@ class Host:
                     await self.open()
                 else:
                     await self._look()
-            except Unreachable as error:
-                self.set_aside(str(error))
-            except SandboxError as error:  # it answers, and not as it should
+            except SandboxError as error:  # it does not answer, or not as it should
                 self.set_aside(str(error))
             if self.seats.away and asyncio.get_running_loop().time() - self._silent_since > self._watch.lost_after_s:
                 for way in tuple(self.ways):

@@ -25,9 +25,9 @@ from engine.sandbox.files import MAX_DEPTH
 from engine.sandbox.remote.execution import Cut, Ended, Execution
 from engine.sandbox.remote.place import Place
 from engine.sandbox.remote.within import HOME, USER, archive
+from engine.sandbox.tools import SYSTEM_PATH
 
 _log = logging.getLogger(__name__)
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _GRACE_S = 30.0
 """How much later than our own process there this one gives a command up."""
 _SETTLE_S = 5.0
@@ -95,7 +95,7 @@ class RemoteSandbox:
             limits["RLIMIT_NPROC"] = spec.pids
         return {
             "command": list(command),
-            "environment": {"PATH": _DEFAULT_PATH, "HOME": HOME, "USER": USER, **spec.environment, **environment},
+            "environment": {"PATH": SYSTEM_PATH, "HOME": HOME, "USER": USER, **spec.environment, **environment},
             "cwd": cwd,
             "uid": self._rules.uid,
             "gid": self._rules.uid,
@@ -278,7 +278,7 @@ class RemoteSandbox:
         What fails is logged, and tried again by the runtime's `stop`."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
-        await to_the_end(_join(self._stopping))
+        await to_the_end(self._stopping)
 
     async def _stop(self) -> None:
         try:
@@ -291,10 +291,6 @@ class RemoteSandbox:
         if self._stopping is not None or fate.state != "ready":
             reason = f": {fate.reason}" if fate.reason else ""
             raise SandboxError(f"sandbox {self.spec.name} is gone: no command can run in it{reason}")
-
-
-async def _join(task: "asyncio.Task[None]") -> None:
-    await task
 
 
 async def _let_go(running: Execution, reading: "asyncio.Task[Ended]") -> None:

@@ -11,7 +11,7 @@ from engine.core.records import Finding
 from engine.core.specs import ImageSpec, Mount
 from engine.observe.progress import PlainProgress
 from engine.run.jobs.prepare import _fetch_and_build, inspect_tasks
-from engine.sandbox import image_build
+from engine.sandbox import tools
 from engine.sandbox.images import DebianImageStore
 
 PLAIN = ImageSpec(name="plain", suite=None, packages=(), pip=())
@@ -22,7 +22,7 @@ async def test_all_that_keeps_images_from_being_built_is_told_before_anything_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LEGO_RL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(image_build, "host_path", lambda: "/no/such/folder")
+    monkeypatch.setattr(tools, "host_path", lambda: "/no/such/folder")
     fetched: list[object] = []
 
     async def prepare(say: object) -> None:

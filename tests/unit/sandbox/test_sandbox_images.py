@@ -12,7 +12,7 @@ import pytest
 
 from engine.core.errors import ConfigError, SandboxError
 from engine.core.specs import ImageSpec
-from engine.sandbox import image_build, pip_settings
+from engine.sandbox import image_build, pip_settings, tools
 from engine.sandbox.images import DebianImageStore, digest
 
 
@@ -120,7 +120,7 @@ async def test_what_a_killed_build_left_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_a_missing_tool_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_build, "host_path", lambda: "/no/such/folder")
+    monkeypatch.setattr(tools, "host_path", lambda: "/no/such/folder")
     store = DebianImageStore()
     with pytest.raises(ConfigError, match="apt-get install") as caught:
         await store.build(ROOT, print)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from calc_task import write_calc
 
-from engine.core.contracts import DoubtedPool
 from engine.core.errors import ConfigErrors, GraderError
 from engine.core.records import Patch, Task, TestResult, Verdict
+from engine.core.task_contracts import DoubtedPool
 from engine.tasks.directory import HarborDirectory
 
 IMAGE = {"name": "calc", "suite": "bookworm", "packages": ["python3"], "pip": []}

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from engine.core.contracts import AuditedPool, TaskPool
 from engine.core.errors import RunError
 from engine.core.records import Patch, Task, TestResult, Verdict
 from engine.core.specs import ImageSpec
+from engine.core.task_contracts import AuditedPool, TaskPool
 from engine.tasks import laptop
 from engine.tasks.audit import Audit, Bug, is_plain, read_audit
 from engine.tasks.bundles import Bundle, known_packages

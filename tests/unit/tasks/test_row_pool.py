@@ -9,9 +9,9 @@ from task_rows import SWE_BENCH, SWE_REBENCH_2, SWE_SMITH
 from test_harbor_pool import Verifier
 from test_row_directories import BASE, clone
 
-from engine.core.contracts import AuditedPool
 from engine.core.errors import ConfigError, ConfigErrors, RunError
 from engine.core.records import Patch, Task, Verdict
+from engine.core.task_contracts import AuditedPool
 from engine.tasks.row_pool import TaskRows
 
 IMAGE = {"name": "calc", "suite": "bookworm", "packages": ["python3"], "pip": []}

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from record_pieces import a_task
 
-from engine.core.contracts import AuditedPool, DoubtedPool, SelectingPool, TaskPool
 from engine.core.errors import ConfigError, ConfigErrors
 from engine.core.records import Task
 from engine.core.specs import ImageSpec
+from engine.core.task_contracts import AuditedPool, DoubtedPool, SelectingPool, TaskPool
 from engine.tasks.counts import SolveCount, read_counts, write_counts
 from engine.tasks.selected import SelectedPool
 
